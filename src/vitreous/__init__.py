@@ -1,0 +1,53 @@
+"""See what a Vision Transformer looks at, and why.
+
+import vitreous
+model = vitreous.load()                                  # or any timm, Hugging Face, torchvision, open_clip model
+vitreous.explain(model, "photo.jpg", "rollout").save("rollout.png")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vitreous.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from vitreous.api import explain as explain
+    from vitreous.attribution import Attribution as Attribution
+    from vitreous.concept import Concept as Concept
+    from vitreous.errors import VitreousError as VitreousError
+    from vitreous.head_similarity import cass as cass
+    from vitreous.layout import Layout as Layout
+    from vitreous.model import Model as Model
+    from vitreous.registry import METHODS as METHODS
+    from vitreous.registry import method as method
+    from vitreous.sources import load as load
+    from vitreous.trace import Trace as Trace
+
+HOMES = {  # imported when they are first used, so that `import vitreous` is quick
+    "Attribution": "attribution",
+    "Concept": "concept",
+    "Layout": "layout",
+    "METHODS": "registry",
+    "Model": "model",
+    "Trace": "trace",
+    "VitreousError": "errors",
+    "cass": "head_similarity",
+    "explain": "api",
+    "load": "sources",
+    "method": "registry",
+}
+__all__ = ["__version__", *HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
+    value = getattr(import_module(f"vitreous.{HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m vitreous`."""
+
+from vitreous.cli.main import main
+
+main()

@@ -1,0 +1,111 @@
+"""The call most users need: a model, images and a method in, an attribution out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous import pictures
+from vitreous.attribution import Attribution, Views, join
+from vitreous.errors import InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.model import Model
+from vitreous.registry import METHODS, Method, Noted
+from vitreous.sources import load
+from vitreous.target import Target, Top, classes, fix, no_classifier, parse
+from vitreous.trace import Trace
+
+BATCH = 16
+
+
+def explain(
+    model: Model | nn.Module | str | None, images: Any, method: str = "rollout", target: Any = None, **options: Any
+) -> Attribution:
+    """Explain images with one method.
+
+    `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (taken as it is), or a
+    `Trace`, so that several methods share one forward pass. `target`: a class number or name, "top-1" (the default),
+    "a-b", or a list with one for each image. `options`: the method's own, see `vitreous methods NAME`.
+    """
+    declared = find_method(method)
+    values = declared.check(options)
+    if isinstance(images, Trace):
+        return attribute(images, declared, target, values)
+    wrapped = as_model(model)
+    parts = []
+    for batch, chosen in batches(images, target):
+        trace = Trace(wrapped, batch)
+        parts.append(attribute(trace, declared, chosen, values, Views.of(batch, wrapped)))
+    return join(parts)
+
+
+def attribute(
+    trace: Trace, declared: Method, target: Any, values: dict[str, Any], views: Views | None = None
+) -> Attribution:
+    """One method on one trace; `values` are checked options."""
+    refuse(trace, declared)
+    chosen = choose(trace, target, declared)
+    device = trace.images.device.type
+    with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.set_grad_enabled(False):
+        result = declared.run(trace, chosen, **values)
+    noted = result if isinstance(result, Noted) else Noted(result, {})
+    return Attribution(
+        map=noted.map.detach().float(),
+        method=declared.name,
+        options=values,
+        target=str(fix(chosen, trace.output)) if declared.targeted else None,
+        model=trace.model.name,
+        signed=declared.is_signed(values),
+        notes=noted.notes,
+        views=views or Views.of(trace.images, trace.model),
+    )
+
+
+def find_method(name: str) -> Method:
+    if not isinstance(name, str):
+        raise OptionError(f"a method is given by its name, not as a {type(name).__name__}; see vitreous.METHODS")
+    return METHODS[name]
+
+
+def as_model(model: Model | nn.Module | str | None) -> Model:
+    if isinstance(model, Model):
+        return model
+    return load(model) if model is None or isinstance(model, str) else Model(model)
+
+
+def batches(images: Any, target: Any) -> Iterator[tuple[Any, Any]]:
+    """Slices of at most `BATCH` images, each with its targets."""
+    if isinstance(images, Tensor):
+        listed: Any = images[None] if images.ndim == 3 else images
+    else:
+        listed = pictures.as_list(images)
+        if listed and isinstance(listed[0], Tensor):
+            listed = torch.stack(list(listed))
+    if len(listed) == 0:
+        raise InputError("there are no images to explain")
+    each = isinstance(target, list | tuple | Tensor)
+    if each and len(target) != len(listed):
+        raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
+    for start in range(0, len(listed), BATCH):
+        end = start + BATCH
+        yield listed[start:end], target[start:end] if each else target
+
+
+def refuse(trace: Trace, declared: Method) -> None:
+    """Say why this method cannot work on this model, and which can."""
+    obstacle = trace.layout.obstacle
+    if declared.attention and obstacle is not None:
+        others = [m.name for m in METHODS.values() if not m.attention and m.family != "control"]
+        controls = [m.name for m in METHODS.values() if not m.attention and m.family == "control"]
+        advice = one_of(others[:4] or controls)
+        raise Unsupported(f"{declared.name} needs token attention; {trace.model.name} {obstacle}. Try {advice}.")
+
+
+def choose(trace: Trace, target: Any, declared: Method) -> Target:
+    """The target as given, or each image's best class; never a class of a model that has none."""
+    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    if (declared.targeted or target is not None) and classes(chosen) and not trace.classifies:
+        raise no_classifier(trace.model.name)
+    return chosen

@@ -1,0 +1,232 @@
+"""A map and where it came from: resized, drawn, saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitreous import pictures
+from vitreous.errors import InputError, OptionError, one_line
+from vitreous.types import Map
+from vitreous.version import VERSION
+
+if TYPE_CHECKING:
+    from vitreous.model import Model
+    from vitreous.preprocess import Preprocess
+
+FIGURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """What the model saw of each image, drawn only when it is looked at."""
+
+    sources: Sequence[Any] | Tensor
+    preprocess: Preprocess
+    start: int = 0  # the number of the first one
+
+    @classmethod
+    def of(cls, images: Any, model: Model) -> Views:
+        return cls(images if isinstance(images, Tensor) else pictures.as_list(images), model.preprocess)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        source = self.sources[index]
+        if isinstance(source, Tensor) and source.is_floating_point():
+            return Image.fromarray((self.preprocess.colours(source) * 255).round().astype(np.uint8))
+        return self.preprocess.view(pictures.read(source, index).image)
+
+    def name(self, index: int) -> str:
+        source = self.sources[index]
+        if isinstance(source, pictures.Picture):
+            return source.name
+        path = source if isinstance(source, str | Path) else getattr(source, "filename", "")
+        return Path(path).name if path else f"image {self.start + index}"
+
+    def only(self, index: int) -> Views:
+        return Views(self.sources[index : index + 1], self.preprocess, self.start + index)
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Maps of one method for a batch of images: float32, signed, unnormalised, one value per patch or per pixel."""
+
+    map: Map
+    method: str
+    options: Mapping[str, Any]
+    target: str | None  # None: the method does not depend on one
+    model: str
+    signed: bool
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    views: Views | None = field(default=None, repr=False)
+    version: str = VERSION
+
+    def __len__(self) -> int:
+        return len(self.map)
+
+    def __getitem__(self, index: int) -> Attribution:
+        """One image's attribution."""
+        index = range(len(self))[index]
+        views = None if self.views is None else self.views.only(index)
+        notes = {k: v[index : index + 1] if per_image(v, len(self)) else v for k, v in self.notes.items()}
+        target = self.targets[index]
+        return replace(self, map=self.map[index : index + 1], views=views, notes=notes, target=target)
+
+    def __iter__(self) -> Iterator[Attribution]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def targets(self) -> list[str | None]:
+        """What is explained in each image."""
+        each = (self.target or "").split(";")
+        return list(each) if len(each) == len(self) > 1 else [self.target] * len(self)
+
+    @property
+    def names(self) -> list[str]:
+        """What the images are called."""
+        return [self.views.name(i) if self.views else f"image {i}" for i in range(len(self))]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Everything needed to make this map again, as JSON."""
+        return {
+            "method": self.method,
+            "options": plain(dict(self.options)),
+            "target": self.target,
+            "model": self.model,
+            "signed": self.signed,
+            "images": self.names,
+            "notes": plain(dict(self.notes)),
+            "vitreous": self.version,
+        }
+
+    def resize(self, size: int | tuple[int, int]) -> Attribution:
+        """The maps at another size (height, width), bilinearly."""
+        shape = (size, size) if isinstance(size, int) else tuple(size)
+        resized = F.interpolate(self.map[:, None], shape, mode="bilinear", align_corners=False)[:, 0]
+        return replace(self, map=resized)
+
+    def view(self, image: Any = None, index: int = 0) -> Image.Image:
+        """The picture to draw on: the given one, or what the model saw."""
+        if image is not None:
+            picture = pictures.read(image).image
+            return picture if self.views is None else self.views.preprocess.view(picture)
+        if self.views is None:
+            raise InputError("this attribution was loaded from a file without its image; give one: overlay(image)")
+        return self.views[index]
+
+    def overlay(self, image: Any = None, *, index: int = 0, cells: bool = False) -> Image.Image:
+        """The map of one image over its photo, cropped to what the model saw; `cells` shows the true patches."""
+        from vitreous.plot.overlay import overlay
+
+        return overlay(self.map[index].cpu().numpy(), self.view(image, index), self.signed, cells=cells)
+
+    def save(self, path: str | Path) -> Path:
+        """A figure (.png, .svg, .pdf, …) or the numbers with their provenance (.npz)."""
+        file = Path(path)
+        if file.suffix.lower() == ".npz":
+            save_arrays(file, {"map": self.map.cpu().numpy(), "provenance": json.dumps(self.provenance)})
+        elif file.suffix.lower() in FIGURES:
+            from vitreous.plot.figure import attribution_figure, save_figure
+
+            save_figure(attribution_figure(self), file)
+        else:
+            raise OptionError(
+                f"{file}: cannot save as {file.suffix or 'a file without ending'}; use .npz or {', '.join(FIGURES)}"
+            )
+        return file
+
+    @classmethod
+    def load(cls, path: str | Path, name: str | None = None) -> Attribution:
+        """Read back what `save("x.npz")` or the command line wrote (without the pictures).
+
+        `name`: which map, where the file holds several, e.g. "rollout".
+        """
+        maps, told = read_arrays(Path(path), name)
+        keys = ("method", "options", "target", "model", "signed", "notes")
+        return cls(map=maps, version=told["vitreous"], **{key: told[key] for key in keys})
+
+    def _repr_png_(self) -> bytes:
+        """A figure, for notebooks."""
+        from vitreous.plot.figure import attribution_figure, png_bytes
+
+        return png_bytes(attribution_figure(self))
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write an .npz whole or not at all: an interrupt leaves no half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{uuid.uuid4().hex}.part.npz")
+    try:
+        np.savez_compressed(draft, allow_pickle=False, **arrays)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_arrays(path: Path, name: str | None) -> tuple[Tensor, dict[str, Any]]:
+    """One method's maps [B … …] of a file, and their provenance."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            told = json.loads(str(stored["provenance"]))
+            if "map" in stored:
+                return torch.from_numpy(stored["map"]), told
+            known = [key for key in stored if key != "provenance"]
+            name = known[0] if name is None and len(known) == 1 else name
+            if name not in known:
+                raise OptionError(f"{path}: holds {', '.join(known)}; say which: Attribution.load(path, {known[0]!r})")
+            return torch.from_numpy(stored[name])[None], told[name]
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise InputError(f"{path}: is not a file of maps written by vitreous ({one_line(error, 80)})") from None
+
+
+def per_image(value: Any, count: int) -> bool:
+    return isinstance(value, list | tuple | Tensor) and len(value) == count
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.tolist()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def join(parts: Sequence[Attribution]) -> Attribution:
+    """Batches of one method as one attribution."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    sources: list[Any] = [s for part in parts if part.views for s in part.views.sources]
+    views = Views(sources, first.views.preprocess) if first.views else None
+    notes = {
+        key: [x for part in parts for x in plain(part.notes[key])]
+        for key, value in first.notes.items()
+        if per_image(value, len(first))
+    }
+    each = [target for part in parts for target in part.targets]
+    target = each[0] if len(set(each)) == 1 else ";".join(map(str, each))
+    return replace(
+        first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, target=target
+    )

@@ -1,0 +1,381 @@
+"""See every attention a model computes, whichever library wrote the model.
+
+    O = A·V,   A = softmax(s·Q·Kᵀ + bias)
+    ∂y/∂A = ∂y/∂O · Vᵀ          so A is differentiated without ever being formed in the forward pass
+
+Three doors lead to an attention. One `TorchFunctionMode` watches all of them: it is local to the thread, calls the
+original kernel and keeps what went in and came out. Nothing is patched, hooked or forked.
+
+    sdpa    F.scaled_dot_product_attention    timm, transformers (sdpa), DINOv2, DINOv3, open_clip's own blocks
+    mha     F.multi_head_attention_forward    nn.MultiheadAttention: torchvision, CLIP, nn.TransformerEncoder
+    eager   softmax(…) @ V                    transformers (eager), timm (fused_attn=False), Swin, DINO, MAE
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType, FunctionType
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitreous.errors import CaptureError
+from vitreous.types import HeadRows, Heads, Keys, Row, Weights
+
+
+class Enough(BaseException):
+    """Raised inside the model once all that was asked for has been seen (no `except Exception` of a model stops it)."""
+
+
+ROWS = 512  # how many rows of A are formed at a time where all are read
+
+
+def same(t: Tensor) -> Tensor:
+    return t
+
+
+@dataclass(eq=False)
+class Attention:
+    """One attention call. A is never kept: it is computed anew, whole or by rows, when it is asked for."""
+
+    name: str  # the module that called it: "blocks.3.attn"
+    door: str  # sdpa, mha or eager
+    node: Tensor  # O as the model made it: what autograd knows
+    v: Keys
+    q: Heads | None = None
+    k: Keys | None = None
+    scale: float = 1.0
+    bias: Tensor | None = None  # [B|1 H|1 N|1 M], added to the scores
+    given: Weights | None = None  # A, where the model itself formed it
+    keys: Tensor | None = None  # what autograd knows as K (for the eager door: in the model's own axes)
+    fold: Callable[[Tensor], Tensor] = field(default=same, repr=False)  # the model's axes -> [B H N d]
+
+    @property
+    def out(self) -> Heads:
+        return self.fold(self.node)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, H, N, M."""
+        a = self.given if self.given is not None else cast(Tensor, self.q)
+        return a.shape[0], a.shape[1], a.shape[2], self.v.shape[2]
+
+    @property
+    def weights(self) -> Weights:
+        return self.rows(slice(None))
+
+    def rows(self, index: slice | list[int]) -> Weights:
+        """These rows of A, nothing else: [B H rows M], at least float32."""
+        if self.given is not None:
+            return widen(self.given[:, :, index])
+        assert self.q is not None and self.k is not None
+        scores = (widen(self.q[:, :, index]) * self.scale) @ widen(self.k).mT  # [B H rows M]
+        if self.bias is not None:
+            bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., index, :]
+            scores = scores + widen(bias)
+        return scores.softmax(-1)
+
+    def chunks(self, tokens: list[int] | None = None) -> Iterator[tuple[slice | list[int], Weights]]:
+        """The rows of A of these tokens (None: of all), `ROWS` at a time."""
+        if tokens is not None:
+            yield tokens, self.rows(tokens)
+            return
+        for start in range(0, self.shape[2], ROWS):
+            index = slice(start, start + ROWS)
+            yield index, self.rows(index)
+
+    def read(self, weights: Float[Tensor, "B N"], tokens: list[int] | None = None) -> HeadRows:
+        """Σᵢ weightsᵢ·Aᵢ for every head; only the rows of `tokens` are formed (None: of all)."""
+        row = weights[:, None, None]  # [B 1 1 N]
+        return sum_of(row[..., i] @ a for i, a in self.chunks(tokens))[:, :, 0]
+
+    def weights_grad(self, grad: Tensor, index: slice | list[int] = slice(None)) -> Weights:
+        """∂y/∂A (these rows) from ∂y/∂O (as autograd gives it for `node`)."""
+        return widen(self.fold(grad)[:, :, index]) @ widen(self.v).mT
+
+    def error(self) -> Row:
+        """max |A·V − O| over max |O|, for each image and head: zero but for rounding, or the capture is wrong."""
+        out = widen(self.out.detach())
+        off = torch.zeros(self.shape[:2], dtype=out.dtype, device=out.device)
+        for i, a in self.chunks():
+            off = torch.maximum(off, (a @ widen(self.v) - out[:, :, i]).detach().abs().amax((-1, -2)))
+        return off / out.abs().amax((-1, -2)).clamp_min(torch.finfo(out.dtype).tiny)
+
+    def verify(self, tolerance: float | None = None) -> None:
+        """Raise unless A·V is what the layer itself returned."""
+        exact = torch.float32 if self.door == "eager" else self.node.dtype
+        limit = tolerance or {torch.float64: 1e-10, torch.float32: 1e-4}.get(exact, 3e-2)
+        worst = self.error().max().item()
+        if not worst <= limit:
+            raise CaptureError(
+                f"the attention seen in {self.name or 'the model'} does not reproduce its output "
+                f"(A·V is off by {worst:.1e} of its size); please report this model"
+            )
+
+
+def widen(t: Tensor) -> Tensor:
+    """At least float32."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def sum_of(parts: Iterable[Tensor]) -> Tensor:
+    total: Tensor | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
+SDPA = {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
+SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+KEEPS = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16}
+KEEPS |= {Tensor.contiguous, Tensor.clone, torch.clone, torch.nan_to_num, Tensor.nan_to_num}
+TAG = "_vitreous_softmax"  # on a tensor that is a softmax, or (mixed) was made of one
+KEYS = "_vitreous_keys"  # on a tensor that was made of Q·Kᵀ
+Entry = tuple[str, int]  # the tokens that enter a layer: made by the so manyeth "norm", or read by such a "linear"
+Way = tuple[Entry, tuple[int, ...]]  # an entry and its shape
+
+
+class Capture(TorchFunctionMode):
+    """Record every attention of a run of `net` over `images` images in `calls`, in the order of the run.
+
+    With `most`, the run ends by `Enough` at that many calls. With `cut`, gradients begin at that entry: all before it is
+    constant, `leaf` is the tensor to ask about, and `edit` may change it first.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        images: int,
+        most: int | None = None,
+        cut: Entry | None = None,
+        edit: Callable[[Tensor], Tensor] = same,
+    ) -> None:
+        super().__init__()
+        self.images, self.most, self.cut, self.edit = images, most, cut, edit
+        self.names: dict[int, str] = {id(module): name for name, module in net.named_modules()}
+        self.calls: list[Attention] = []
+        self.mixed: list[str] = []  # modules that change A between softmax and A·V
+        self.grids: list[tuple[int, int]] = []  # output sizes of convolutions: one of them cut the patches
+        self.patches: list[tuple[int, int]] = []  # (tokens, width) of what linear layers read: or one of these did
+        self.linear: tuple[Tensor, Tensor] | None = None  # the last linear layer's input and output
+        self.entries: list[Way | None] = []  # of each call
+        self.ways: list[Way | None] = []  # of each call and of each attention that is changed on the way
+        self.leaf: Tensor | None = None
+        self._counts = {"norm": 0, "linear": 0}
+        self._recent: list[Way] = []  # norms and linear inputs since the last attention
+        self._cut_from: Tensor | None = None
+        self._following = False  # is there a softmax, or a product that may become one?
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in SDPA:
+            return self.attend(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self.multi_head(func, args, kwargs)
+        if func is F.linear:
+            args = (self.enter("linear", args[0]), *args[1:])
+        out = func(*args, **kwargs)
+        if func in NORMS:
+            out = self.enter("norm", out)
+        elif func in SOFTMAX:
+            self.see_softmax(args, kwargs, out)
+        elif func in MATMUL or func is torch.einsum:
+            self.see_product(func, args, out)
+        elif func is F.linear or func is F.conv2d:
+            self.see_layer(func, args, out)
+        if self._following and isinstance(out, Tensor):
+            self.see_change(func, args, out)
+        return out
+
+    def enter(self, kind: str, tokens: Tensor) -> Tensor:
+        """Count what may be the tokens that enter a layer; where gradients begin, give back the leaf in their place."""
+        self._counts[kind] += 1
+        place = (kind, self._counts[kind])
+        self._recent.append((place, tuple(tokens.shape)))
+        if place == self.cut:
+            torch.set_grad_enabled(True)
+            self._cut_from, self.leaf = tokens, self.edit(tokens.detach()).detach().requires_grad_()
+        if self.leaf is not None and tokens is self._cut_from:
+            return self.leaf
+        return tokens
+
+    def entry(self, heads: int, width: int) -> Way | None:
+        """The last normalised tokens before a call (not its normalised queries or keys), else what was projected."""
+        for kind in ("norm", "linear"):
+            for place, shape in reversed(self._recent):
+                of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
+                if place[0] == kind and len(shape) in (3, 4) and self.images in shape[:2] and not of_heads:
+                    return place, shape
+        return None
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        door: str = "sdpa",
+    ) -> Tensor:
+        """F.scaled_dot_product_attention, watched."""
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        fold = folding(query.ndim, self.images)
+        q, k, v = fold(query), fold(key), fold(value)
+        if enable_gqa:
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        s = query.shape[-1] ** -0.5 if scale is None else scale
+        bias = additive(attn_mask, is_causal, query, key)
+        if bias is not None and query.ndim != 4:
+            bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
+        self.keep(Attention(self.caller(), door, out, v, q, k, s, bias, keys=k, fold=fold))
+        return out
+
+    def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch's own function, run over globals in which its attention is the watched one."""
+        given = MHA_SIGNATURE.bind(*args, **kwargs)
+        given.apply_defaults()
+        wanted, averaged = given.arguments["need_weights"], given.arguments["average_attn_weights"]
+        given.arguments["need_weights"] = False  # its other branch forms A without sdpa
+
+        def attend(*a: Any, **k: Any) -> Tensor:
+            return self.attend(*a, **{**k, "door": "mha"})
+
+        ours = dict(func.__globals__, has_torch_function=lambda _: False, scaled_dot_product_attention=attend)
+        run = FunctionType(func.__code__, ours, func.__name__, func.__defaults__, func.__closure__)
+        out, _ = run(*given.args, **given.kwargs)
+        if not wanted:
+            return out, None
+        weights = self.calls[-1].weights.to(out.dtype)
+        weights = weights.mean(1) if averaged else weights
+        return out, weights[0] if out.ndim == 2 else weights
+
+    def see_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        if kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
+            self._following = True
+            setattr(out, TAG, "soft")
+            if hasattr(args[0], KEYS):
+                setattr(out, KEYS, getattr(args[0], KEYS))
+
+    def see_product(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        """A softmax that is multiplied by values is an attention; any other product may be Q·Kᵀ."""
+        if func is torch.einsum:
+            a, v, fold_a, fold_v, fold = einsum_axes(args)
+        else:
+            a, v = args[0], args[1]
+            fold_a = fold_v = fold = folding(a.ndim, self.images)
+        if not isinstance(a, Tensor) or not hasattr(a, TAG) or out.ndim < 3:
+            self._following = True
+            setattr(out, KEYS, args[-1])
+        elif getattr(a, TAG) == "mixed" or fold is None:
+            self.mixed.append(self.caller())
+            self.ways.append(self.entry(a.shape[1], v.shape[-1]))
+            self._recent.clear()
+        else:
+            keys = getattr(a, KEYS, None)
+            self.keep(Attention(self.caller(), "eager", out, fold_v(v), given=fold_a(a), keys=keys, fold=fold))
+
+    def keep(self, call: Attention) -> None:
+        if self.cut is None or self.leaf is not None:  # what comes before the cut is of no use
+            self.calls.append(call)
+        self.entries.append(self.entry(call.shape[1], call.v.shape[-1]))
+        self.ways.append(self.entries[-1])
+        self._recent.clear()
+        self._following = False
+        if self.most is not None and len(self.calls) >= self.most:
+            raise Enough
+
+    def see_change(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        """Follow scores to their softmax, and a softmax through what leaves it as it is; mark what changes it."""
+        if func in SOFTMAX or func in MATMUL or func is torch.einsum:
+            return
+        for source in args:
+            if isinstance(source, Tensor) and out.numel() == source.numel():
+                if hasattr(source, KEYS):
+                    setattr(out, KEYS, getattr(source, KEYS))
+                if hasattr(source, TAG):
+                    setattr(out, TAG, getattr(source, TAG) if func in KEEPS else "mixed")
+
+    def see_layer(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        """Remember what may have cut the patches, and what may be the classifier."""
+        if func is F.linear:
+            self.linear = (args[0], out)
+            if not self.calls and args[0].ndim == 3:
+                self.patches.append((args[0].shape[1], args[0].shape[2]))
+        elif func is F.conv2d and not self.calls:
+            self.grids.append((out.shape[-2], out.shape[-1]))
+
+    def caller(self) -> str:
+        """The name of the innermost module on the call stack (the stack is the thread's own)."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            for key in ("self", "module"):
+                name = self.names.get(id(frame.f_locals.get(key)))
+                if name is not None:
+                    return name
+            frame = frame.f_back
+        return ""
+
+
+MHA_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+
+
+def folding(ndim: int, images: int) -> Callable[[Tensor], Tensor]:
+    """From [B·H n d] (or windows [B W H n d]) to [B H n d]."""
+    if ndim == 3:
+        return lambda t: t.reshape(images if t.shape[0] % images == 0 else t.shape[0], -1, *t.shape[1:])
+    if ndim > 4:
+        return lambda t: t.flatten(0, -4)
+    return same
+
+
+def einsum_axes(args: tuple[Any, ...]) -> Any:
+    """a, v, and how to bring a, v and the result to [B H N M], [B H M d] and [B H N d] (None: it cannot be done)."""
+    equation, operands = args[0], args[1:]
+    failed = (None, None, None, None, None)
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
+        return failed
+    left, result = equation.replace(" ", "").split("->")
+    terms = left.split(",")
+    if hasattr(operands[1], TAG):
+        operands, terms = operands[::-1], terms[::-1]
+    a, v = operands
+    if not isinstance(a, Tensor) or not hasattr(a, TAG):
+        return failed
+    shared = [c for c in terms[0] if c in terms[1] and c in result]
+    keys = [c for c in terms[0] if c in terms[1] and c not in result]
+    queries = [c for c in terms[0] if c not in terms[1] and c in result]
+    width = [c for c in terms[1] if c not in terms[0] and c in result]
+    if not (len(shared) in (1, 2) and len(keys) == len(queries) == len(width) == 1) or terms[0][-1] != keys[0]:
+        return a, v, None, None, None
+
+    def order(term: str, last: list[str]) -> Callable[[Tensor], Tensor]:
+        axes = [term.index(c) for c in shared + last]
+        return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
+
+    return a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width)
+
+
+def additive(mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
+    """sdpa's mask as numbers to add to the scores."""
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    return mask

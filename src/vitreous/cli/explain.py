@@ -1,0 +1,309 @@
+"""`vitreous explain`: pictures in; a figure, the raw maps and a summary out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitreous import pictures
+from vitreous.api import attribute
+from vitreous.attribution import Attribution, Views, save_arrays
+from vitreous.cli.options import Settings, pick_methods
+from vitreous.errors import InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.model import Model
+from vitreous.plot.figure import explanation_figure, save_figure
+from vitreous.registry import Method
+from vitreous.target import parse, title
+from vitreous.trace import Trace
+
+BATCH = 8
+SHOWN = 20  # pictures named in the summary
+Batch = list[tuple[Path, pictures.Picture]]
+Grid = list[list[Attribution | None]]  # targets × methods
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for."""
+
+    methods: list[Method]
+    everything: bool  # "all": what does not work on this model is left out
+    values: dict[str, dict[str, Any]]
+    out: Path
+    cells: bool
+
+
+@dataclass
+class Summary:
+    """What was done, for people and for programs."""
+
+    model: str
+    out: Path
+    named: set[str]
+    methods: dict[str, None] = field(default_factory=dict)
+    done: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def is_named(self, image: str) -> bool:
+        """Was this picture named on the command line, rather than found in a folder?"""
+        return os.path.abspath(image) in self.named
+
+    @property
+    def code(self) -> int:
+        return 2 if not self.done or any(self.is_named(entry["image"]) for entry in self.failed) else 0
+
+
+def run(
+    *,
+    sources: list[str],
+    load: Callable[[], Model],
+    methods: str,
+    target: str | None,
+    settings: Settings,
+    out: Path,
+    cells: bool,
+    as_json: bool,
+) -> None:
+    plan = make_plan(methods, settings, out, cells)
+    named = {os.path.abspath(source) for source in sources}
+    files = [file for file in pictures.find(*sources) if os.path.abspath(file) in named or not is_result(file, out)]
+    model = load()
+    targets = None if target is None else split_targets(target, model)
+    names = unique_names(files, out)
+    summary = Summary(model.name, out, named)
+    with bar(len(files), hidden=as_json) as progress:
+        task = progress.add_task("explaining", total=len(files))
+        for batch in read_batches(files, summary):
+            trace = Trace(model, [picture.image for _, picture in batch])
+            grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
+            for i, (file, _) in enumerate(batch):
+                rows = [[cell and cell[i] for cell in row] for row in grid]
+                heads = row_heads(trace, targets, i) if any(m.targeted for m in plan.methods) else []
+                summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
+                progress.update(task, completed=len(summary.done) + len(summary.failed))
+    if target is not None and not any(m.targeted for m in plan.methods):
+        summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
+    report(summary, as_json)
+    raise typer.Exit(summary.code)
+
+
+def make_plan(methods: str, settings: Settings, out: Path, cells: bool) -> Plan:
+    chosen, everything = pick_methods(methods)
+    values = {m.name: m.check(settings.get(m.name, {})) for m in chosen}
+    for name in settings:
+        if name not in values:
+            raise OptionError(f"--set {name}.…: {name} is not among the methods asked for (--method {methods})")
+    for folder in (out, *out.parents):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--out {out}: {folder} is a file, not a folder")
+    return Plan(chosen, everything, values, out, cells)
+
+
+def read_batches(files: list[Path], summary: Summary) -> Iterator[Batch]:
+    """Readable pictures, a few at a time; the others go into the summary."""
+    batch: Batch = []
+    for file in files:
+        try:
+            picture = pictures.open_file(file)
+        except InputError as error:
+            summary.failed.append({"image": str(file), "reason": str(error)})
+            continue
+        if picture.note:
+            summary.notes[picture.note] = None
+        batch.append((file, picture))
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
+    """Targets × methods; a method that knows no target appears in the first row only."""
+    trace.record(whole=True)  # the figure shows the best classes, so the run goes to its end
+    grid: Grid = []
+    for number, target in enumerate(targets or [None]):
+        row: list[Attribution | None] = []
+        for one in plan.methods:
+            asked = one.targeted or number == 0
+            row.append(attempt(trace, one, target if one.targeted else None, plan, views, summary) if asked else None)
+        grid.append(row)
+    return grid if any(m.targeted for m in plan.methods) else grid[:1]
+
+
+def attempt(
+    trace: Trace, one: Method, target: str | None, plan: Plan, views: Views, summary: Summary
+) -> Attribution | None:
+    """One method's maps; where all were asked for, one that cannot work here leaves a note."""
+    try:
+        made = attribute(trace, one, target, plan.values[one.name], views)
+    except (Unsupported, TargetError) as error:
+        if not plan.everything or (isinstance(error, TargetError) and target is not None):
+            raise
+        summary.notes[f"without {one.name}: {error}"] = None
+        return None
+    summary.methods[one.name] = None
+    return made
+
+
+def split_targets(text: str, model: Model) -> list[str]:
+    """One target, or several separated by commas (a label may itself hold a comma)."""
+    outputs = count_outputs(model)
+    try:
+        parse(text, model, outputs)
+        return [text]
+    except TargetError:
+        if "," not in text:
+            raise
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        parse(part, model, outputs)
+    return list(dict.fromkeys(parts))
+
+
+def count_outputs(model: Model) -> int:
+    if model.outputs is None:
+        _ = model.layout  # the probe runs the model once
+    return model.outputs or 0
+
+
+def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
+    """What each row of the figure explains in this picture."""
+    if targets is None and not trace.classifies:
+        return []
+    chosen = [parse(text, trace.model, trace.output.shape[1]) for text in targets or ["top-1"]]
+    return [title(target, trace.model, trace.output, index) for target in chosen]
+
+
+def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
+    """One picture's best classes; none for a model that does not classify."""
+    if not trace.classifies:
+        return []
+    chances, classes = trace.output[index].softmax(-1).topk(min(count, trace.output.shape[1]))
+    label = trace.model.label
+    return [{"class": c, "label": label(c), "probability": p} for c, p in zip(classes.tolist(), chances.tolist())]
+
+
+# ------------------------------------------------------------------------------------------------------ what is written
+
+
+def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, name: str, plan: Plan) -> dict[str, Any]:
+    """The raw maps and the figure of one picture, each whole or not at all."""
+    plan.out.mkdir(parents=True, exist_ok=True)
+    png, npz = result_files(plan.out, name)
+    maps = {key(one): one for row in rows for one in row if one is not None}
+    arrays: dict[str, Any] = {k: one.map[0].cpu().numpy() for k, one in maps.items()}
+    save_arrays(npz, {**arrays, "provenance": json.dumps({k: one.provenance for k, one in maps.items()})})
+    bars = [(entry["label"], entry["probability"]) for entry in top]
+    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells), png)
+    ranges = {k: {"min": number(v.min()), "max": number(v.max())} for k, v in arrays.items()}
+    return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges}
+
+
+def number(value: Any) -> float | None:
+    """JSON knows no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def key(one: Attribution) -> str:
+    """The name of a map in the .npz: the method, with its target where it has one."""
+    return one.method if one.target is None else f"{one.method}@{one.target}"
+
+
+def result_files(out: Path, name: str) -> tuple[Path, Path]:
+    return out / f"{name}.png", out / f"{name}.npz"
+
+
+def is_result(file: Path, out: Path) -> bool:
+    """Is this a figure that an earlier run left here? The raw maps lie beside it."""
+    figure, maps = result_files(out, file.stem)
+    return os.path.abspath(file) == os.path.abspath(figure) and maps.is_file()
+
+
+def unique_names(files: list[Path], out: Path) -> dict[Path, str]:
+    """What to call each picture's results: its stem, with as much of its path as tells it apart.
+
+    Nothing that is not an earlier result is overwritten, least of all a picture.
+    """
+    names: dict[Path, str] = {}
+    levels = [Counter(map(str.lower, level)) for level in zip_longest(*map(spellings, files), fillvalue="")]
+    taken = {os.path.abspath(file).lower() for file in files}
+    for file in files:
+        distinct = [name for name, level in zip(spellings(file), levels) if level[name.lower()] == 1]
+        for name in (*distinct, *(f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
+            figure, maps = result_files(out, name)
+            place = os.path.abspath(figure).lower()
+            if place not in taken and (maps.is_file() or not figure.exists()):
+                taken.add(place)
+                names[file] = name
+                break
+        else:
+            raise InputError(f"--out {out}: every name for the results of {file} is taken; give an empty folder")
+    return names
+
+
+def spellings(file: Path) -> list[str]:
+    """cat, cat_jpg, album_cat, album_cat_jpg, holidays_album_cat, …"""
+    folders = [part for part in file.parts[:-1] if part not in (file.anchor, "..", ".")]
+    starts = ["_".join([*folders[start:], ""]) for start in range(len(folders), -1, -1)]
+    ending = file.suffix.replace(".", "_")
+    return [short(f"{start}{file.stem}{end}") for start in starts for end in ("", ending)]
+
+
+def short(name: str, most: int = 180) -> str:
+    """Not longer than a file system takes, with room for an ending."""
+    return name.encode(errors="replace")[:most].decode(errors="ignore")
+
+
+# -------------------------------------------------------------------------------------------------------- what is said
+
+
+def bar(total: int, hidden: bool) -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=hidden or total < 2 or not console.is_terminal)
+
+
+def report(summary: Summary, as_json: bool) -> None:
+    """What the model saw, where the files are, what failed."""
+    if as_json:
+        shown = {"model": summary.model, "methods": list(summary.methods), "images": summary.done}
+        typer.echo(json.dumps({**shown, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
+    elif summary.done:
+        show_done(summary)
+    for note in () if as_json else summary.notes:
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+    for entry in summary.failed:
+        fatal = not summary.done or summary.is_named(entry["image"])
+        word, colour = ("error", "red") if fatal else ("skipped", "yellow")
+        typer.secho(f"{word}: {entry['reason']}", err=True, fg=colour)
+
+
+def show_done(summary: Summary) -> None:
+    """One line a picture where there is room, two where paths are long; never a path broken in the middle."""
+    rows = [(entry["figure"], seen(entry)) for entry in summary.done[:SHOWN]]
+    width = max(len(figure) for figure, _ in rows)
+    for figure, said in rows:
+        typer.echo(f"{figure:<{width}}  {said}" if width <= 40 else f"{figure}\n    {said}")
+    if len(summary.done) > SHOWN:
+        typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
+    count, failed = len(summary.done), len(summary.failed)
+    pictures = f"{count} picture{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
+    maps = "; raw maps: the .npz beside each figure" if count > 1 else f"; raw maps: {summary.done[0]['maps']}"
+    typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
+
+
+def seen(entry: dict[str, Any]) -> str:
+    return ", ".join(f"{t['label']} {t['probability']:.0%}" for t in entry["top"][:3])

@@ -1,0 +1,113 @@
+"""`vitreous methods` and `vitreous models`."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from itertools import groupby
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.errors import ModelError, nearest
+from vitreous.registry import METHODS, Method
+
+
+def methods(name: str | None, as_json: bool) -> None:
+    chosen = list(METHODS.values()) if name is None else [METHODS[name.replace("-", "_")]]
+    if as_json:
+        typer.echo(json.dumps([one.schema for one in chosen], indent=2, ensure_ascii=False))
+    elif name is None:
+        show_methods(chosen)
+    else:
+        show_method(chosen[0])
+
+
+def show_methods(chosen: list[Method]) -> None:
+    """One line or two for each, under the name of its family."""
+    console = Console(highlight=False)
+    for family, members in groupby(chosen, key=lambda one: one.family):
+        console.print(Text(family, "bold"))
+        table = Table.grid(padding=(0, 2), pad_edge=False)
+        table.add_column(no_wrap=True, min_width=max(len(one.name) for one in chosen))
+        for one in members:
+            table.add_row(one.name, one.summary)
+        console.print(Padding(table, (0, 0, 1, 2)))
+    console.print(Text("formula and options: vitreous methods NAME", "dim"))
+
+
+def show_method(one: Method) -> None:
+    console = Console(highlight=False)
+    console.print(Text.assemble((one.name, "bold"), f": {one.summary}"))
+    if one.formula:
+        console.print(Padding(Text(one.formula), (1, 0, 0, 4)))
+    options = one.schema["options"]
+    if options:
+        console.print(Padding(option_table(options), (1, 0, 0, 0)))
+        name, schema = next(iter(options.items()))
+        console.print(Text(f"\nfor example: --set {one.name}.{name}={plain(schema.get('default'))}", "dim"))
+    if one.cite:
+        console.print(Text(f"reference: {one.cite}", "dim"))
+
+
+def option_table(options: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("option", "default", "takes", "what it does"):
+        table.add_column(head, no_wrap=head == "option")
+    for name, schema in options.items():
+        table.add_row(*map(Text, (name, plain(schema.get("default")), takes(schema), schema.get("description", ""))))
+    return table
+
+
+def plain(value: Any) -> str:
+    """A value as it is typed behind --set."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(plain, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def takes(schema: dict[str, Any]) -> str:
+    """The values an option takes, in words."""
+    if "anyOf" in schema:
+        return " or ".join(takes(part) for part in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(map(plain, schema.get("enum", [schema.get("const")])))
+    if "prefixItems" in schema:
+        return ",".join(takes(part) for part in schema["prefixItems"])
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema]
+    return f"{schema.get('type', 'value')} {', '.join(bounds)}".strip()
+
+
+def models(pattern: str | None, as_json: bool) -> None:
+    from vitreous.sources import catalogue
+
+    found = matching(catalogue(everything=pattern is not None), pattern)
+    if not found:
+        known = [name for names in catalogue(everything=True).values() for name in names]
+        raise ModelError(f"no model matches {pattern!r}{nearest(str(pattern), known)}")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for source, names in found.items():
+        for name in names:
+            typer.echo(name if source in ("embedded", "timm") else f"{source}/{name}")
+    more = "" if pattern else "others by pattern, e.g. vitreous models 'resnet*'; "
+    typer.secho(f"{more}also: hf/ID or hf/FOLDER, and any local checkpoint with --weights FILE", err=True, dim=True)
+
+
+def matching(known: dict[str, list[str]], pattern: str | None) -> dict[str, list[str]]:
+    """The names that fit, by source; "torchvision/vit*" looks there only."""
+    source, _, rest = (pattern or "").rpartition("/")
+    found = {s: match(names, rest) for s, names in known.items() if source in ("", s)}
+    return {s: names for s, names in found.items() if names}
+
+
+def match(names: list[str], pattern: str) -> list[str]:
+    """All names where there is no pattern; those that hold it where it has no wildcard."""
+    wanted = pattern.lower() if any(c in pattern for c in "*?[") else f"*{pattern.lower()}*"
+    return [name for name in names if fnmatch.fnmatch(name.lower(), wanted)]

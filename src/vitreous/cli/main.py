@@ -1,0 +1,166 @@
+"""`vitreous`: the commands and their options."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitreous.errors import VitreousError
+from vitreous.version import VERSION
+
+INTERRUPTED = 130
+OUT = Path("vitreous-out")
+COMMANDS = ("explain", "methods", "models")
+
+app = typer.Typer(
+    name="vitreous",
+    help="See what a Vision Transformer looks at, and why.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="timm name, hf/ID-or-folder, torchvision/NAME, openclip/NAME; default: the embedded one."
+    ),
+]
+WeightsFile = Annotated[
+    str | None, typer.Option("--weights", "-w", help="Checkpoint file (.safetensors, .pth), or random.")
+]
+LabelsFile = Annotated[Path | None, typer.Option("--labels", help="Class names: one a line, or JSON.")]
+ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input size: 384 or 224x448.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+
+
+def version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"vitreous {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """See what a Vision Transformer looks at, and why."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def explain(
+    images: Annotated[list[str], typer.Argument(help="Pictures, folders or patterns.", metavar="IMAGE...")],
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    method: Annotated[
+        str, typer.Option("--method", "-x", help="One or more, separated by commas, or all; see: vitreous methods.")
+    ] = "attention,rollout",
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="Class number or name, top-1, a-b; several separated by commas."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures and the raw maps.")] = OUT,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="A method's option: rollout.discard=0.9. May be repeated.")
+    ] = None,
+    labels: LabelsFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    cells: Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain pictures: one figure and one .npz of raw maps for each."""
+    from vitreous.cli import explain as command
+    from vitreous.cli.options import load_model, parse_settings
+
+    command.run(
+        sources=images,
+        load=lambda: load_model(model, weights, device, img_size, labels),
+        methods=method,
+        target=target,
+        settings=parse_settings(options or []),
+        out=out,
+        cells=cells,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, with its formula and options.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or show one with its formula and options."""
+    from vitreous.cli import listing
+
+    listing.methods(name, as_json)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="Part of a name, or a pattern with *.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the models that can be loaded by name."""
+    from vitreous.cli import listing
+
+    listing.models(pattern, as_json)
+
+
+def main() -> None:
+    """Run a command; what goes wrong on purpose is one line and exit code 2."""
+    warnings.formatwarning = brief
+    try:
+        code = app(standalone_mode=False)
+    except VitreousError as error:
+        code = fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as error:
+        said = explained(error)
+        if said is None:
+            raise
+        code = fail(said)
+    if code == INTERRUPTED:
+        typer.secho("interrupted", err=True)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(said: str) -> int:
+    typer.secho(f"error: {said}", err=True, fg="red")
+    return 2
+
+
+def explained(error: Exception) -> str | None:
+    """One line for what the user or the machine did; nothing for what we did wrong: that needs its traceback."""
+    if hasattr(error, "format_message"):  # a usage error of Typer's
+        words = " ".join(sys.argv[1:2]) if sys.argv[1:2] and sys.argv[1] in COMMANDS else ""
+        said = " ".join(error.format_message().split()).rstrip(".")
+        return f"{said}; see: {f'vitreous {words}'.strip()} --help"
+    if type(error).__name__ == "OutOfMemoryError":
+        return "the GPU has too little memory for this; try a smaller --img-size, fewer methods or --device cpu"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return None
+
+
+def brief(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> str:
+    """Our own warnings are one line; others keep the place they come from."""
+    return (
+        f"note: {message}\n"
+        if category.__module__.startswith("vitreous.")
+        else usual(message, category, *where, **more)
+    )
+
+
+usual = warnings.formatwarning

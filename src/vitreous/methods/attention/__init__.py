@@ -1,0 +1,1 @@
+"""Where the model looks: attention read, averaged or followed through the layers."""

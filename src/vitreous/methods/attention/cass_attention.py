@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from vitreous.capture import sum_of
+from vitreous.head_similarity import class_saliency, head_maps, similarities
+from vitreous.registry import Noted, method
+from vitreous.target import Target
+from vitreous.trace import Trace
+
+
+@method(cite="lee2022cass", targeted=True, attention=True)
+def cass_attention(
+    trace: Trace,
+    target: Target,
+    *,
+    space: Annotated[
+        Literal["patch", "pixel"], Field(description="where attention and saliency are compared")
+    ] = "patch",
+    samples: Annotated[int, Field(ge=1, description="noisy copies of each image for the saliency")] = 16,
+    sigma: Annotated[float, Field(gt=0, description="noise, as a share of the image's range of values")] = 0.15,
+    seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
+) -> Noted:
+    """The attention of all heads, each weighted by how much it resembles the saliency of the class.
+
+    Σ_{l,h} S_lh · ρᵀA⁽ˡ⁾ₕ, S_lh = cos(|SmoothGrad|, ρᵀA⁽ˡ⁾ₕ)
+    """
+    phi = class_saliency(trace, target, space=space, samples=samples, sigma=sigma, seed=seed)
+    scores = similarities(trace, phi, space)  # [B L H]
+    total = sum_of(
+        torch.einsum("bh,bhyx->byx", scores[:, layer], head_maps(trace, layer)) for layer in range(scores.shape[1])
+    )
+    return Noted(total, {"cass": scores})

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.capture import Attention
+from vitreous.errors import OptionError
+from vitreous.methods.attention.heads import fuse_heads
+from vitreous.registry import method
+from vitreous.target import Target
+from vitreous.trace import Trace, layer_dtype
+from vitreous.types import Map, Row
+
+
+@method(cite="abnar2020quantifying", attention=True)
+def rollout(
+    trace: Trace,
+    target: Target,
+    *,
+    heads: Annotated[Literal["mean", "min", "max"], Field(description="how the heads of a layer become one")] = "mean",
+    discard: Annotated[
+        float, Field(ge=0, lt=1, description="share of each layer's smallest attentions that is set to zero")
+    ] = 0.0,
+    residual: Annotated[float, Field(ge=0, le=1, description="weight of the skip connection")] = 0.5,
+    start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
+) -> Map:
+    """How much of each patch reaches, through every layer, the tokens that the head reads.
+
+    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first
+    """
+    layers = trace.attention
+    check_start(trace, start_layer)
+    carried: Row = trace.readout.to(layer_dtype(layers[-1]))  # [B N]
+    rows = trace.read_tokens  # only these rows of the last layer are ever read
+    for layer in reversed(layers[start_layer:]):
+        if discard > 0:
+            carried = step(carried, trim(whole(layer, heads), discard, trace.layout.readout), residual)
+        elif heads == "mean":  # rows of a mean of softmaxes already sum to one
+            carried = residual * carried + (1 - residual) * layer.read(carried, rows).mean(1)
+        else:
+            carried = sum_steps(carried, layer, heads, residual)
+        rows = None
+    return trace.map(carried)
+
+
+def check_start(trace: Trace, start_layer: int) -> None:
+    last = len(trace.attention) - 1
+    if start_layer > last:
+        raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
+
+
+def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: list[int] | slice = slice(None)) -> Row:
+    """One factor of the product, seen from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
+    share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
+    moved = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
+    stayed = torch.zeros_like(carried)
+    stayed[:, rows] = residual * share
+    return stayed + moved
+
+
+def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:
+    """`step` over all rows, a few hundred at a time."""
+    total = torch.zeros_like(carried)
+    for rows, a in layer.chunks():
+        total += step(carried, fuse_heads(a, heads), residual, rows)
+    return total
+
+
+def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
+    """Ā: all rows of a layer, heads fused."""
+    return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
+
+
+def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Float[Tensor, "B N M"]:
+    """Zero the smallest share of each image's entries, but never a read-out token's attention to itself."""
+    drop = int(a[0].numel() * discard)
+    if drop == 0:
+        return a
+    limit = a.flatten(1).kthvalue(drop).values  # [B]
+    trimmed = a.masked_fill(a <= limit[:, None, None], 0)
+    own = list(keep)
+    trimmed[:, own, own] = a[:, own, own]
+    return trimmed

@@ -1,0 +1,1 @@
+"""Attention weighted by what the target wants of it."""

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.capture import Attention, sum_of, widen
+from vitreous.errors import OptionError, Unsupported
+from vitreous.methods.gradient.integrated_gradients import path
+from vitreous.registry import method
+from vitreous.target import Target, fix
+from vitreous.trace import Trace, gradients
+from vitreous.types import Map
+
+COPIES = 128  # images times noisy copies in one pass of the last block
+
+
+@method(cite="brocki2023class", targeted=True, signed=True)
+def cdam(
+    trace: Trace,
+    target: Target,
+    *,
+    variant: Annotated[
+        Literal["vanilla", "smooth", "integrated"],
+        Field(description="the gradient at T, its mean over noise on T, or over the way from 0 to T"),
+    ] = "vanilla",
+    split: Annotated[
+        Literal["total", "value", "key"],
+        Field(description="only what passes through the values (proportional to attention) or through the keys"),
+    ] = "total",
+    samples: Annotated[int, Field(ge=1, description="smooth: noisy copies")] = 16,
+    sigma: Annotated[float, Field(gt=0, description="smooth: noise, in standard deviations of T")] = 0.1,
+    steps: Annotated[int, Field(ge=1, description="integrated: points of the way")] = 20,
+    seed: Annotated[int, Field(ge=0, description="smooth: another seed gives other noise")] = 0,
+) -> Map:
+    """What each token brings to the last attention, times what the score wants of it (class-discriminative attention).
+
+    Sᵢ = Σ_j T_ij · ∂y/∂T_ij, T the normalised tokens that enter the last attention
+    """
+    if split != "total" and variant != "vanilla":
+        raise OptionError(f"cdam.split={split} goes with variant=vanilla only")
+    if split != "total":
+        tokens, grad = split_grad(trace, target, split)
+    elif variant == "vanilla":
+        tokens, grad = trace.entry_grad(target)
+    else:
+        tokens, grad = mean_grad(trace, target, variant, samples if variant == "smooth" else steps, sigma, seed)
+    return trace.to_patches(tokens * grad).sum(-1)
+
+
+def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: float, seed: int) -> tuple[Tensor, Tensor]:
+    """T, and ∂y/∂T averaged over noise or over the way from 0; only the last block runs for every copy."""
+    record = trace.cut()
+    assert record.entry is not None and record.output is not None
+    tokens = trace.batch_first(record.entry.detach())  # [B N D]
+    fixed = fix(target, record.output)
+    points, weights = path(count) if variant == "integrated" else ([1.0] * count, [1 / count] * count)
+    streams = trace.generators(seed)
+    spread = sigma * tokens.flatten(1).std(1)
+    total = torch.zeros_like(tokens)
+    size = max(1, COPIES // len(trace))
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        scale = torch.tensor(points[part], device=tokens.device, dtype=tokens.dtype)
+        share = torch.tensor(weights[part], device=tokens.device, dtype=tokens.dtype)
+        shift = torch.zeros(())
+        if variant == "smooth":
+            noise = [torch.randn((len(scale), *tokens.shape[1:]), generator=stream) for stream in streams]
+            shift = torch.stack(noise).to(tokens) * spread.view(-1, 1, *[1] * (tokens.ndim - 1))  # [B S N D]
+        moved = trace_copies(tokens, scale) + shift.to(tokens)
+        grad = grad_at(trace, fixed, moved.flatten(0, 1), len(scale)).reshape(moved.shape)  # [B S N D]
+        total += torch.einsum("bs...,s->b...", grad, share)
+    return tokens, total
+
+
+def trace_copies(tokens: Tensor, scale: Tensor) -> Tensor:
+    """[B N D] to [B S N D], each copy scaled."""
+    return tokens[:, None] * scale.view(1, -1, *[1] * (tokens.ndim - 1))
+
+
+def grad_at(trace: Trace, target: Target, tokens: Tensor, copies: int) -> Tensor:
+    """∂y/∂T at other tokens, `copies` of them for each image."""
+    axis = trace.batch_axis
+    last = len(trace.layout.entries) - 1
+    run = trace.run(trace.images, cut=last, copies=copies, edit=lambda entry: tokens.movedim(0, axis).to(entry.dtype))
+    assert run.entry is not None
+    (grad,) = gradients(trace.score(target, run), [run.entry])
+    return trace.batch_first(grad)
+
+
+def split_grad(trace: Trace, target: Target, split: str) -> tuple[Tensor, Tensor]:
+    """T, and the part of ∂y/∂T that passes through the last attention's values, or through its keys."""
+    record = trace.cut()
+    if trace.layout.obstacle is not None or not record.layers:
+        raise Unsupported(
+            f"cdam.split needs token attention; {trace.model.name} {trace.layout.obstacle}. Try split=total."
+        )
+    assert record.entry is not None
+    layer = record.layers[-1]
+    (dout,) = gradients(trace.score(target, record), [layer.node])
+    if split == "value":
+        dvalues = sum_of(a.detach().mT @ widen(layer.fold(dout)[:, :, i]) for i, a in layer.chunks())
+        node, along = layer.v, dvalues.to(layer.v.dtype)
+    else:
+        node, along = keys_grad(layer, dout)
+    grad = torch.autograd.grad([node], [record.entry], [along], retain_graph=True, allow_unused=True)[0]
+    grad = torch.zeros_like(record.entry) if grad is None else grad
+    return trace.batch_first(record.entry.detach()), trace.batch_first(grad)
+
+
+def keys_grad(layer: Attention, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """K as autograd knows it, and ∂y/∂K."""
+    if layer.given is not None:
+        if layer.keys is None:
+            raise Unsupported(f"cdam.split=key cannot find the keys of {layer.name}; use split=value")
+        dweights = layer.weights_grad(dout).to(layer.given.dtype)
+        (dkeys,) = torch.autograd.grad([layer.given], [layer.keys], [dweights], retain_graph=True)
+        return layer.keys, dkeys
+    assert layer.q is not None and layer.k is not None
+
+    def part(i: slice | list[int], a: Tensor) -> Tensor:
+        da = layer.weights_grad(dout, i)
+        dscores = a * (da - (a * da).sum(-1, keepdim=True))
+        return dscores.mT @ widen(layer.q[:, :, i]) * layer.scale  # type: ignore[index]
+
+    return layer.k, sum_of(part(i, a.detach()) for i, a in layer.chunks()).to(layer.k.dtype)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.capture import sum_of
+from vitreous.registry import method
+from vitreous.target import Target, fix
+from vitreous.trace import Trace, gradients, score_of
+from vitreous.types import Map
+
+
+@method(cite="bousselham2025legrad", targeted=True, attention=True)
+def legrad(
+    trace: Trace,
+    target: Target,
+    *,
+    pool: Annotated[
+        Literal["mean", "readout"],
+        Field(description="the tokens of a layer that its score reads: all, or the read-out"),
+    ] = "mean",
+) -> Map:
+    """Which patches each layer's attention should look at more, if the head read that layer.
+
+    1/L Σ_l mean over heads and queries of (∂s_l/∂A⁽ˡ⁾)⁺, s_l = head(pool(tokens after block l))
+    """
+    count = len(trace)
+    read = trace.readout
+
+    def pooled(tokens: tuple[Tensor, ...]) -> Tensor:
+        """Behind the batch: for each layer, tokens that are all alike, so that any head reads their pool."""
+        alike = [t.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", read.to(t), t) for t in tokens]
+        return torch.cat([one[:, None].expand_as(t) for one, t in zip(alike, tokens)])
+
+    leaf = trace.images.detach().clone().requires_grad_()
+    record = trace.run(leaf, grad=True, extend=pooled)
+    assert record.output is not None
+    fixed = fix(target, record.output[:count].detach())
+    scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
+    grads = gradients(scores, [layer.node for layer in record.layers])
+    maps = []
+    for layer, grad in zip(record.layers, grads):
+        pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i, _ in layer.chunks())  # [B H M]
+        maps.append(trace.map(pushed.mean(1) / layer.shape[2]))
+    return torch.stack(maps).mean(0)

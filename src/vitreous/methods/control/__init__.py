@@ -1,0 +1,1 @@
+"""Maps that know nothing of the model: what every other method must beat."""

@@ -1,0 +1,1 @@
+"""Gradients of the target with respect to the pixels."""

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
+from vitreous.registry import method
+from vitreous.target import Target
+from vitreous.trace import Trace, gradients
+from vitreous.types import Map
+
+
+@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign)
+def gradient(
+    trace: Trace,
+    target: Target,
+    *,
+    reduce: Annotated[
+        Reduce, Field(description="how the colour channels become one: only sum keeps the sign")
+    ] = "abs-mean",
+) -> Map:
+    """How much each pixel, changed a little, changes the score.
+
+    ∂y/∂x
+    """
+    record = trace.record(whole=True, grad=True)
+    (grad,) = gradients(trace.score(target, record), [record.images])
+    return reduce_channels(grad.float(), reduce)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torchvision.transforms.functional import gaussian_blur
+
+from vitreous.registry import Noted, method
+from vitreous.target import Target, fix
+from vitreous.trace import Trace
+from vitreous.types import Images
+
+
+@method(cite="sundararajan2017axiomatic", targeted=True, signed=True)
+def integrated_gradients(
+    trace: Trace,
+    target: Target,
+    *,
+    steps: Annotated[int, Field(ge=1, description="points of the path (Gauss–Legendre)")] = 50,
+    baseline: Annotated[
+        Literal["zero", "blur", "noise"], Field(description="where the path begins; zero: the mean colour")
+    ] = "zero",
+    seed: Annotated[int, Field(ge=0, description="of the noise baseline")] = 0,
+) -> Noted:
+    """What each pixel adds to the score on the straight way from a baseline to the image.
+
+    Σ_c (x_c − x₀_c) · ∫₀¹ ∂y/∂x_c (x₀ + α(x − x₀)) dα; completeness_error = Σ − (y(x) − y(x₀))
+    """
+    images = trace.images
+    fixed, start = fix(target, trace.output), begin(trace, baseline, seed)
+    points, weights = path(steps)
+    total = torch.zeros_like(images, dtype=torch.float32)
+    for point, weight in zip(points, weights):
+        grad, _ = trace.input_grad(fixed, start + point * (images - start))
+        total += weight * grad.float()
+    parts = ((images - start).float() * total).sum(1)  # [B Y X]
+    gained = end_scores(trace, fixed, images) - end_scores(trace, fixed, start)
+    return Noted(parts, {"completeness_error": parts.sum((1, 2)) - gained.float()})
+
+
+def path(steps: int) -> tuple[list[float], list[float]]:
+    """Points and weights of Gauss–Legendre on 0…1; the weights sum to one."""
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return ((points + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def begin(trace: Trace, baseline: str, seed: int) -> Images:
+    """Where the path begins."""
+    images = trace.images
+    if baseline == "zero":
+        return torch.zeros_like(images)
+    if baseline == "blur":
+        sigma = max(trace.size) / 16
+        side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
+        blurred: Tensor = gaussian_blur(images, [side, side], [sigma, sigma])
+        return blurred
+    noise = [torch.randn(images.shape[1:], generator=stream) for stream in trace.generators(seed)]
+    return torch.stack(noise).to(images)
+
+
+def end_scores(trace: Trace, target: Target, images: Images) -> Tensor:
+    return trace.score(target, trace.run(images)).detach()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
+from vitreous.registry import method
+from vitreous.target import Target, fix
+from vitreous.trace import Trace
+from vitreous.types import Images, Map
+
+
+@method(cite="smilkov2017smoothgrad", targeted=True, signed=keeps_sign)
+def smoothgrad(
+    trace: Trace,
+    target: Target,
+    *,
+    samples: Annotated[int, Field(ge=1, description="noisy copies of each image")] = 16,
+    sigma: Annotated[float, Field(gt=0, description="noise, as a share of the image's range of values")] = 0.15,
+    power: Annotated[Literal[1, 2], Field(description="2: the mean of the squared gradients")] = 1,
+    reduce: Annotated[
+        Reduce, Field(description="how the colour channels become one: only sum keeps the sign")
+    ] = "abs-mean",
+    seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
+) -> Map:
+    """The gradient, averaged over noisy copies of the image.
+
+    1/n Σ ∂y/∂x at x + σ·(max x − min x)·ε
+    """
+    noise = unit_noise(trace, samples, seed)
+    return reduce_channels(smooth_gradient(trace, target, noise, sigma, power), reduce)
+
+
+def unit_noise(trace: Trace, samples: int, seed: int) -> Iterator[Images]:
+    """Standard normal noise for the whole batch, sample by sample, from a stream of each image's own."""
+    streams = trace.generators(seed)
+    shape = trace.images.shape[1:]
+    for _ in range(samples):
+        yield torch.stack([torch.randn(shape, generator=stream) for stream in streams]).to(trace.images.device)
+
+
+def smooth_gradient(
+    trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1
+) -> Float[Tensor, "B 3 Y X"]:
+    """The mean (squared) gradient over the given noise."""
+    fixed, images = fix(target, trace.output), trace.images
+    flat = images.flatten(1)
+    width = sigma * (flat.amax(1) - flat.amin(1)).float()[:, None, None, None]
+    total, count = torch.zeros_like(images, dtype=torch.float32), 0
+    for unit in noise:
+        grad, _ = trace.input_grad(fixed, (images + width * unit).to(images.dtype))
+        total += grad.float() if power == 1 else grad.float().square()
+        count += 1
+    return total / count

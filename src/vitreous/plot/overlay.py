@@ -1,0 +1,97 @@
+"""A map in colour, alone or on its photo."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from vitreous.plot import colour
+
+LONG_SIDE = 448  # no picture is drawn smaller than this
+SATURATION, BRIGHTNESS = 0.45, 0.9  # of the photo under a map
+TINT = 0.35  # on a photo the faintest signed value already shows its hue: colours start this far from the middle
+EASE = 0.75  # below 1, the middle of an unsigned map is seen better
+BLANK = 255  # where a bare map has no number
+
+
+def overlay(
+    map: np.ndarray,
+    photo: Image.Image,
+    signed: bool,
+    *,
+    cells: bool = False,
+    limits: tuple[float, float] | None = None,
+    control: bool = False,
+    strength: float = 0.85,
+) -> Image.Image:
+    """The map over its photo; where it claims nothing, the photo shows."""
+    ends = colour.ends_of(map, signed, limits)
+    photo = enlarge(photo.convert("RGB"))
+    values, known = resample(map, photo.size, cells)
+    rgb, alpha = veil(values, ends, signed, control)
+    alpha = (strength * alpha * known)[..., None]
+    return picture((1 - alpha) * base(photo) + alpha * rgb)
+
+
+def bare(
+    map: np.ndarray,
+    signed: bool,
+    *,
+    cells: bool = False,
+    limits: tuple[float, float] | None = None,
+    control: bool = False,
+    size: tuple[int, int] | None = None,
+) -> Image.Image:
+    """The coloured map alone, at `size` (width, height) or large enough to look at."""
+    ends = colour.ends_of(map, signed, limits)
+    high, wide = map.shape
+    values, known = resample(map, size or enlarged((wide, high)), cells)
+    rgb = paint(colour.scale(values, ends), signed, control)
+    return picture(np.where(known[..., None] > 0, rgb, BLANK))
+
+
+def base(photo: Image.Image) -> np.ndarray:
+    """The photo with less colour and light, so that the map's own stand out, [Y X 3] in 0…255."""
+    grey = np.asarray(photo.convert("L"), np.float32)[..., None]
+    return BRIGHTNESS * (grey + SATURATION * (np.asarray(photo, np.float32) - grey))
+
+
+def veil(
+    values: np.ndarray, ends: tuple[float, float], signed: bool, control: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Colours [Y X 3] and how much of them is seen [Y X]: nothing at zero (signed) or at the lower limit."""
+    place = colour.scale(values, ends)
+    if not signed:
+        return paint(place, signed, control), place**EASE
+    side = 2 * place - 1
+    shown = np.sign(side) * (TINT + (1 - TINT) * np.abs(side))
+    return paint((1 + shown) / 2, signed, control), np.abs(side)
+
+
+def paint(place: np.ndarray, signed: bool, control: bool) -> np.ndarray:
+    """0…1 to colours, [… 3] in 0…255."""
+    return np.asarray(colour.colour_map(signed, control)(place), np.float32)[..., :3] * 255
+
+
+def resample(map: np.ndarray, size: tuple[int, int], cells: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The map at (width, height), and 1 where it is a number, 0 where it is not."""
+    values = np.asarray(map, np.float32)
+    known = np.isfinite(values)
+    smooth = Image.Resampling.NEAREST if cells else Image.Resampling.BILINEAR
+    sized = Image.fromarray(np.where(known, values, 0)).resize(size, smooth)
+    return np.asarray(sized), np.asarray(Image.fromarray(known.astype(np.uint8)).resize(size, Image.Resampling.NEAREST))
+
+
+def enlarged(size: tuple[int, int]) -> tuple[int, int]:
+    """Width and height with a long side of at least `LONG_SIDE`."""
+    factor = max(1.0, LONG_SIDE / max(size))
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def enlarge(photo: Image.Image) -> Image.Image:
+    size = enlarged(photo.size)
+    return photo if size == photo.size else photo.resize(size, Image.Resampling.BICUBIC)
+
+
+def picture(rgb: np.ndarray) -> Image.Image:
+    return Image.fromarray(rgb.round().clip(0, 255).astype(np.uint8))

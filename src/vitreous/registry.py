@@ -1,0 +1,218 @@
+"""One declaration, read by everything: `@method` turns a function's own signature into its options.
+
+    name = the function      family = its folder      summary = first line of the docstring      formula = the rest
+    options = the keyword-only parameters with their types, bounds and help
+
+A package of your own adds methods through the entry-point group `vitreous.methods`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import threading
+import typing
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+
+from vitreous.errors import OptionError, VitreousError, nearest, one_line
+
+if TYPE_CHECKING:
+    from vitreous.types import Map
+
+GROUP = "vitreous.methods"
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A map with what else the method has to say: one value per image, by name."""
+
+    map: Map
+    notes: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A declared method: call it with a trace, a target and options."""
+
+    name: str
+    family: str
+    cite: str
+    run: Callable[..., Any]
+    signed: bool | Callable[[Mapping[str, Any]], bool]  # may depend on the options
+    targeted: bool  # does the map depend on the target?
+    attention: bool  # does it follow attention from token to token?
+
+    @cached_property
+    def doc(self) -> str:
+        return inspect.getdoc(self.run) or ""
+
+    @property
+    def summary(self) -> str:
+        return self.doc.split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def formula(self) -> str:
+        return "\n\n".join(self.doc.split("\n\n")[1:])
+
+    @cached_property
+    def options(self) -> type[pydantic.BaseModel]:
+        """The keyword-only parameters as a pydantic model."""
+        named = [p for p in inspect.signature(self.run).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        holder = type(self.name, (), {"__annotations__": {p.name: p.annotation for p in named}})
+        space = inspect.unwrap(self.run).__globals__  # only the options' own types need to be known there
+        hints = typing.get_type_hints(holder, globalns=space, include_extras=True)
+        fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in named}
+        return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Everything a form, a page or a table needs, as JSON."""
+        options = self.options.model_json_schema()
+        return {
+            "name": self.name,
+            "family": self.family,
+            "summary": self.summary,
+            "formula": self.formula,
+            "cite": self.cite,
+            "signed": self.is_signed(self.check({})),
+            "targeted": self.targeted,
+            "attention": self.attention,
+            "options": options.get("properties", {}),
+        }
+
+    def is_signed(self, options: Mapping[str, Any]) -> bool:
+        """Do these options give a map with evidence for and against?"""
+        return self.signed(options) if callable(self.signed) else self.signed
+
+    def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All options with their values, or one line that says which is wrong."""
+        for name in options:
+            if name not in self.options.model_fields:
+                known = list(self.options.model_fields)
+                hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
+                raise OptionError(f"{self.name} has no option {name!r}{hint}")
+        try:
+            valid = self.options(**options)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = str(first["loc"][0]) if first["loc"] else ""
+            reasons = {e["msg"] for e in error.errors() if e["loc"] and e["loc"][0] == where}
+            said = " or ".join(sorted(reasons))
+            raise OptionError(f"{self.name}.{where}={options.get(where)!r}: {said}") from None
+        return {name: getattr(valid, name) for name in self.options.model_fields}
+
+
+class MethodWarning(UserWarning):
+    """Another package's method cannot be used; everything else can."""
+
+
+class Registry(Mapping[str, Method]):
+    """All methods by name. Files are imported on the first look, third-party entry points after them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Method] = {}
+        self._lock = threading.RLock()
+        self._state: Literal["empty", "filling", "complete"] = "empty"
+
+    def add(self, new: Method) -> None:
+        old = self._known.get(new.name)
+        if old is not None and old.run.__module__ != new.run.__module__:
+            said = f"two methods are called {new.name!r}: in {old.run.__module__} and in {new.run.__module__}"
+            if not new.run.__module__.startswith("vitreous.methods."):
+                raise VitreousError(f"{said}; rename yours")
+            warnings.warn(f"{said}; the latter is used", MethodWarning, stacklevel=3)
+        self._known[new.name] = new
+
+    def __getitem__(self, name: str) -> Method:
+        self._fill()
+        if name not in self._known:
+            raise OptionError(f"unknown method {name!r}{nearest(name, self._known) or '; see: vitreous methods'}")
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        self._fill()
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        self._fill()
+        return iter(sorted(self._known, key=lambda n: (self._known[n].family, n)))
+
+    def __len__(self) -> int:
+        self._fill()
+        return len(self._known)
+
+    def _fill(self) -> None:
+        if self._state == "complete":
+            return
+        with self._lock:
+            if self._state != "empty":  # a module that is being imported looks in here
+                return
+            self._state = "filling"
+            try:
+                import_own()
+                import_others()
+            except BaseException:
+                self._state = "empty"
+                raise
+            self._state = "complete"
+
+
+def import_own() -> None:
+    import vitreous.methods
+
+    for module in pkgutil.walk_packages(vitreous.methods.__path__, "vitreous.methods."):
+        importlib.import_module(module.name)
+
+
+def import_others() -> None:
+    """Entry points of other packages; one that fails is named, the others are used."""
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else point.value
+            said = f"the method {point.name!r} of {package} does not load: {one_line(error)}"
+            warnings.warn(said, MethodWarning, stacklevel=2)
+
+
+METHODS = Registry()
+
+
+def method(
+    *,
+    cite: str = "",
+    signed: bool | Callable[[Mapping[str, Any]], bool] = False,
+    targeted: bool = False,
+    attention: bool = False,
+    family: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a function `(trace, target, *, options) -> map` as a method."""
+
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        check_signature(run)
+        folder = family or run.__module__.split(".")[-2 if "." in run.__module__ else -1]
+        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention))
+        return run
+
+    return declare
+
+
+def check_signature(run: Callable[..., Any]) -> None:
+    """`(trace, target, *, options)`, each option with its type and a default."""
+    parameters = list(inspect.signature(run).parameters.values())
+    told = f"{run.__module__}.{run.__name__}"
+    if len(parameters) < 2 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters[:2]):
+        raise VitreousError(f"{told}: a method takes (trace, target, *, options)")
+    for p in parameters[2:]:
+        if p.kind is not p.KEYWORD_ONLY:
+            raise VitreousError(f"{told}: its option {p.name} must come after a *: (trace, target, *, {p.name})")
+        if p.default is p.empty or p.annotation is p.empty:
+            raise VitreousError(f"{told}: its option {p.name} needs a type and a default")

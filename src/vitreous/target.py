@@ -1,0 +1,244 @@
+"""What is explained: one number per image, made from the model's output or from the embedding before its classifier.
+
+282  "tiger cat"   Class      a class by number or name          "top-1" "top-2"   Top       each image's own best class
+"dog-cat"          Contrast   one rather than the other          "neuron:17"       Neuron    one number of the output
+"concept:stripes"  Concept    similar to a few examples          "text:a dog"      Text      similar to a text (CLIP)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.errors import TargetError, nearest
+from vitreous.model import Model
+from vitreous.types import Output, Scores
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Anything that turns the output (or the embedding before the classifier) into one number per image."""
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores: ...
+
+
+@dataclass(frozen=True)
+class Class:
+    """The score of a class, the same for all images or one for each."""
+
+    index: int | tuple[int, ...]
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        if isinstance(self.index, int):
+            return output[:, self.index]
+        if len(output) % len(self.index):
+            raise TargetError(f"{len(self.index)} targets for {len(output)} images; give one, or one for each image")
+        chosen = torch.tensor(self.index, device=output.device).repeat_interleave(len(output) // len(self.index))
+        return output.gather(1, chosen[:, None])[:, 0]
+
+    def __str__(self) -> str:
+        return str(self.index) if isinstance(self.index, int) else ";".join(map(str, self.index))
+
+
+@dataclass(frozen=True)
+class Top:
+    """The score of each image's own best class (`rank` 1), second best (2), …"""
+
+    rank: int = 1
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return output.gather(1, output.detach().topk(self.rank, -1).indices[:, -1:])[:, 0]
+
+    def __str__(self) -> str:
+        return f"top-{self.rank}"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What speaks for `one` rather than for `other`."""
+
+    one: Target
+    other: Target
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return self.one(output, embedding) - self.other(output, embedding)
+
+    def __str__(self) -> str:
+        return f"{self.one}-{self.other}"
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """One number of the output, whatever it means."""
+
+    index: int
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return output[:, self.index]
+
+    def __str__(self) -> str:
+        return f"neuron:{self.index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The cosine between an image and a text, for models that embed both."""
+
+    prompt: str
+    vector: Tensor
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return F.cosine_similarity(embedding, self.vector.to(embedding)[None], dim=-1)
+
+    def __str__(self) -> str:
+        return f"text:{self.prompt}"
+
+
+# ------------------------------------------------------------------------------------------------------- using them
+
+
+def fix(target: Target, output: Output) -> Target:
+    """The same target with each image's best class named, so that it stays while the images change."""
+    if isinstance(target, Top):
+        return Class(tuple(output.topk(target.rank, -1).indices[:, -1].tolist()))
+    if isinstance(target, Contrast):
+        return Contrast(fix(target.one, output), fix(target.other, output))
+    return target
+
+
+def classes(target: Target) -> bool:
+    """Does it name classes, so that it makes no sense without a classifier?"""
+    if isinstance(target, Contrast):
+        return classes(target.one) or classes(target.other)
+    return isinstance(target, Class | Top)
+
+
+def no_classifier(name: str) -> TargetError:
+    return TargetError(
+        f"{name} has no classifier, so its outputs are not classes: give a concept (vitreous.Concept, concept:NAME), "
+        "a text (text:…, for models with a text tower), neuron:NUMBER, or load it with a probe (vitreous probe train)"
+    )
+
+
+def title(target: Target, model: Model, output: Output, index: int) -> str:
+    """What a target means for one image, for people: its label and probability."""
+    fixed = fix(target, output[index : index + 1]) if isinstance(target, Top) else target
+    if isinstance(fixed, Contrast):
+        one, other = (title(t, model, output, index) for t in (fixed.one, fixed.other))
+        return f"{one} rather than {other}"
+    if isinstance(fixed, Class):
+        number = fixed.index if isinstance(fixed.index, int) else fixed.index[index if len(fixed.index) > 1 else 0]
+        return f"{model.label(number)} {output[index].softmax(-1)[number]:.0%}"
+    return str(fixed)
+
+
+# ------------------------------------------------------------------------------------------------------------ parsing
+
+
+def parse(given: Any, model: Model, outputs: int) -> Target:
+    """A target from what a user writes: 282, "tiger cat", "top-1", "dog-cat", a list with one for each image."""
+    if isinstance(given, bool):
+        raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
+    if isinstance(given, int):
+        return Class(checked(given, outputs, "class"))
+    if isinstance(given, str):
+        return parse_text(given.strip(), model, outputs)
+    if isinstance(given, Class) and isinstance(given.index, int):
+        return Class(checked(given.index, outputs, "class"))
+    if isinstance(given, Target) and not isinstance(given, type):
+        if hasattr(given, "fits"):
+            given.fits(model)
+        return given
+    if isinstance(given, Tensor) or hasattr(given, "tolist"):
+        given = given.tolist()
+        return parse(given, model, outputs)
+    if isinstance(given, Sequence) and given:
+        each = [parse(item, model, outputs) for item in given]
+        numbers = [item.index for item in each if isinstance(item, Class) and isinstance(item.index, int)]
+        if len(numbers) == len(each):
+            return Class(tuple(numbers))
+    raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
+
+
+def parse_text(text: str, model: Model, outputs: int) -> Target:
+    """One string: what `str(target)` gives comes back as the same target."""
+    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
+    if len(parts) == 2 and parts[0]:
+        return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
+    kind, colon, rest = text.partition(":")
+    if colon and kind in ("text", "concept", "neuron"):
+        return parse_kind(kind, rest.strip(), model, outputs)
+    if re.fullmatch(r"\d+(;\d+)+", text):
+        return Class(tuple(checked(int(part), outputs, "class") for part in text.split(";")))
+    if re.fullmatch(r"-?\d+", text):
+        return Class(checked(int(text), outputs, "class"))
+    if re.fullmatch(r"top-?\d+", text):
+        rank = int(text.removeprefix("top").lstrip("-"))
+        if not 1 <= rank <= outputs:
+            raise TargetError(f"top-{rank} is out of range: {model.name} has {outputs} outputs")
+        return Top(rank)
+    found = find_class(text, model)
+    if found is not None:
+        return Class(found)
+    for dash in [i for i, c in enumerate(text) if c == "-"]:
+        one, other = text[:dash].strip(), text[dash + 1 :].strip()
+        if one and other:
+            try:
+                return Contrast(parse_text(one, model, outputs), parse_text(other, model, outputs))
+            except TargetError:
+                continue
+    raise unknown_class(text, model)
+
+
+def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
+    if not rest:
+        raise TargetError(f"{kind}: says nothing; write {kind}:{'17' if kind == 'neuron' else 'something'}")
+    if kind == "text":
+        from vitreous.text import embed_text
+
+        return Text(rest, embed_text(model, rest))
+    if kind == "concept":
+        from vitreous.concept import Concept
+
+        return Concept.find(rest, model)
+    if not rest.isdigit():
+        raise TargetError(f"neuron:{rest}: {rest!r} is not a number")
+    return Neuron(checked(int(rest), outputs, "neuron"))
+
+
+def find_class(text: str, model: Model) -> int | None:
+    """The class of this name (any of its names), else the only one whose label holds the text."""
+    low = text.lower()
+    exact = [i for i, label in model.labels.items() if low == label.lower() or low in names(label)]
+    if exact:
+        return exact[0]
+    part = [i for i, label in model.labels.items() if low in label.lower()]
+    if len(part) > 1:
+        some = ", ".join(f"{model.label(i)} ({i})" for i in part[:5])
+        raise TargetError(f"{text!r} fits {len(part)} classes: {some}{' …' if len(part) > 5 else ''}; give one of them")
+    return part[0] if part else None
+
+
+def names(label: str) -> list[str]:
+    return [part.strip().lower() for part in label.split(",")]
+
+
+def unknown_class(text: str, model: Model) -> TargetError:
+    if not model.labels:
+        return TargetError(
+            f"unknown class {text!r}: {model.name} has no labels; give a class number, or labels to the model"
+        )
+    short = [name.strip() for label in model.labels.values() for name in label.split(",")]
+    return TargetError(f"unknown class {text!r}{nearest(text, short)}")
+
+
+def checked(index: int, outputs: int, what: str) -> int:
+    if not 0 <= index < outputs:
+        raise TargetError(f"{what} {index} is out of range: the model has {what} 0 to {outputs - 1}")
+    return index

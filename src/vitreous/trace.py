@@ -1,0 +1,298 @@
+"""What can be seen when one model meets one batch of images: recorded on first need, shared by all methods."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.capture import Attention, Capture, Enough, same, widen
+from vitreous.errors import CaptureError, OptionError, Unsupported
+from vitreous.model import Model
+from vitreous.target import Target
+from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
+
+Edit = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One run."""
+
+    images: Images
+    layers: tuple[Attention, ...]
+    pool: Attention | None
+    output: (
+        Float[Tensor, "rows C"] | None
+    )  # None: the run ended at the last layer's attention, nothing later was asked for
+    embedding: Tensor | None  # what the classifier read; the output itself where there is none
+    entry: Tensor | None = None  # T, where gradients begin: the tokens that enter a layer's attention
+
+
+class Trace:
+    """The output, the attention of every layer, the read-out, gradients, and runs with something changed."""
+
+    def __init__(self, model: Model, images: Any) -> None:
+        self.model = model
+        self.images: Images = model.prepare(images)
+        self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
+        self.layout = model.layout_at(self.size)
+        self._record: Record | None = None
+        self._cuts: dict[int, Record] = {}
+        self._amp = torch.is_autocast_enabled(self.images.device.type)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    # ------------------------------------------------------------------------------------------------- recording
+
+    def record(self, *, whole: bool = False, grad: bool = False) -> Record:
+        """The recorded run; made again, once, when more is asked of it than it holds."""
+        kept = self._record
+        if kept is None or (whole and kept.output is None) or (grad and not kept.images.requires_grad):
+            images = self.images.detach().clone().requires_grad_() if grad else self.images
+            kept = self._record = self.run(images, whole=whole, grad=grad)
+        return kept
+
+    def cut(self, layer: int = -1) -> Record:
+        """A run that is differentiable only from the tokens that enter a layer's attention (`entry`)."""
+        number = self.layer_number(layer)
+        if number not in self._cuts:
+            self._cuts[number] = self.run(self.images, cut=number)
+        return self._cuts[number]
+
+    def any_whole(self) -> Record:
+        """A run with an output, whichever there is."""
+        runs = [run for run in (self._record, *self._cuts.values()) if run is not None and run.output is not None]
+        return runs[0] if runs else self.record(whole=True)
+
+    def run(
+        self,
+        images: Images,
+        *,
+        whole: bool = True,
+        grad: bool = False,
+        cut: int | None = None,
+        edit: Edit = same,
+        copies: int = 1,
+        extend: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
+    ) -> Record:
+        """A new run.
+
+        `cut`: differentiable from this layer's entry, which `edit` may change. `copies`: that many of each image from
+        this layer's block on. `extend`: rows to add behind the last block's, made of what leaves every block; then no
+        gradient passes from one block to the next.
+        """
+        device, layout, watched = self.images.device.type, self.layout, self.model.watched
+        if copies > 1 and len(layout.blocks) != len(layout.entries):  # no module to begin at: copy the images
+            images, copies = images.repeat_interleave(copies, 0), 1
+        most = None if whole or grad or cut is not None or watched else layout.calls
+        entry = None if cut is None else layout.entries[cut]
+        output = None
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=self._amp))
+            stack.enter_context(self.model.still())
+            if copies > 1:
+                stack.enter_context(repeated(self.block(cut or 0), copies, self.batch_axis))
+            if extend is not None:
+                for hook in self._extend_hooks(extend):
+                    stack.callback(hook.remove)
+            stack.enter_context(suppress(Enough))
+            seen = stack.enter_context(Capture(self.model.module, len(images), most, entry, edit))
+            output = self.model.run(images)
+        layers = tuple(call for call in seen.calls if layout.is_layer(call, len(images)))
+        pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, len(images))]
+        head = seen.linear
+        embedding = head[0] if head is not None and head[1] is output else output
+        return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf)
+
+    def _extend_hooks(self, extend: Callable[[tuple[Tensor, ...]], Tensor]) -> list[Any]:
+        """Hooks on the blocks that take what leaves them, part them for the gradient, and add rows behind the last."""
+        blocks = [self.block(i) for i in range(len(self.layout.entries))]
+        taken: list[Tensor] = []  # [B N D] each
+
+        def note(module: nn.Module, args: Any, out: Any) -> Any:
+            stream = out[0] if isinstance(out, tuple) else out
+            taken.append(stream.movedim(self.batch_axis, 0))
+            if len(taken) < len(blocks):
+                onward = stream.detach().requires_grad_()
+            else:
+                onward = torch.cat([stream, extend(tuple(taken)).movedim(0, self.batch_axis)], self.batch_axis)
+            return (onward, *out[1:]) if isinstance(out, tuple) else onward
+
+        return [block.register_forward_hook(note) for block in dict.fromkeys(blocks)]
+
+    @property
+    def batch_axis(self) -> int:
+        """Of the model's own tokens."""
+        return 1 if self.layout.sequence_first else 0
+
+    def block(self, layer: int) -> nn.Module:
+        """The module that holds a layer."""
+        blocks = self.layout.blocks
+        if len(blocks) != len(self.layout.entries):
+            raise Unsupported(f"{self.model.name} does not hold its layers in modules of their own; this needs them")
+        return self.model.module.get_submodule(blocks[layer])
+
+    # -------------------------------------------------------------------------------------------- what was seen
+
+    @property
+    def output(self) -> Output:
+        output = self.any_whole().output
+        assert output is not None
+        return output.detach().float()
+
+    @property
+    def classifies(self) -> bool:
+        """Is the output class scores? Where the model does not say, a final linear layer does."""
+        known = self.model.classifier
+        if known is None:
+            record = self.any_whole()
+            known = self.model.classifier = record.embedding is not record.output
+        return known
+
+    @property
+    def attention(self) -> tuple[Attention, ...]:
+        """One per layer, first to last."""
+        layers = self.record().layers
+        if not layers:
+            raise CaptureError(
+                f"{self.model.name}: no layer attends over {self.layout.tokens} tokens; check the layout given by hand"
+            )
+        return layers
+
+    def layer_number(self, index: int) -> int:
+        """A layer's number from 0; −1, −2 … count from the end."""
+        count = len(self.layout.entries)
+        if count == 0:
+            raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
+        if not -count <= index < count:
+            raise OptionError(f"layer {index} is out of range: {self.model.name} has layers 0 to {count - 1}")
+        return index % count
+
+    def layer(self, index: int) -> Attention:
+        """A layer's attention."""
+        layers = self.attention
+        if not -len(layers) <= index < len(layers):
+            raise OptionError(f"layer {index} is out of range: {self.model.name} has layers 0 to {len(layers) - 1}")
+        return layers[index]
+
+    def verify(self, tolerance: float | None = None) -> None:
+        """Raise unless A·V, recomputed, is every layer's own output."""
+        for layer in self.attention:
+            layer.verify(tolerance)
+
+    @property
+    def readout(self) -> Row:
+        """ρ: how much the head reads of each token, [B N], each row sums to one."""
+        pool = self.record().pool
+        if pool is not None:
+            return pool.weights.detach().mean((1, 2)).expand(len(self), -1)
+        weights = torch.zeros(self.layout.tokens, dtype=torch.float32, device=self.images.device)
+        read = list(self.layout.readout)
+        share = self.layout.share or [1 / len(read)] * len(read)
+        weights[read] = torch.tensor(share, dtype=torch.float32, device=weights.device)
+        return weights.expand(len(self), -1)
+
+    @property
+    def read_tokens(self) -> list[int] | None:
+        """The tokens where ρ is not zero; None: all."""
+        read = self.layout.readout
+        return None if self.layout.pooled or len(read) * 2 > self.layout.tokens else list(read)
+
+    def read_layer(self, layer: Attention) -> HeadRows:
+        """ρᵀA of every head; no other row of A is formed."""
+        return layer.read(self.readout.to(layer_dtype(layer)), self.read_tokens)
+
+    def map(self, values: Row) -> Map:
+        """One value per token to a map."""
+        return self.layout.to_map(values)
+
+    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+        """Tokens [B N D] as they lie in the image, without CLS and registers ([B h w D] stays)."""
+        if tokens.ndim == 4:
+            return tokens
+        count, layout = tokens.shape[1], self.layout
+        start = layout.prefix if count == layout.tokens else count - layout.patches
+        if not 0 <= start <= 8:
+            h, w = layout.grid
+            raise Unsupported(
+                f"{self.model.name} has {count} tokens in this layer, which do not fit its {h}×{w} patches"
+            )
+        return tokens[:, start : start + layout.patches].reshape(len(tokens), *layout.grid, -1)
+
+    # -------------------------------------------------------------------------------------------------- gradients
+
+    def score(self, target: Target, record: Record | None = None) -> Scores:
+        """The one number per image that a target asks for."""
+        record = record or self.any_whole()
+        return score_of(target, record)
+
+    def grads(self, target: Target) -> tuple[Tensor, ...]:
+        """∂y/∂O of every layer, in the axes of its `node`; zeros where the output does not depend on a layer."""
+        record = self.record(whole=True, grad=True)
+        return gradients(self.score(target, record), [layer.node for layer in record.layers])
+
+    def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
+        """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]), at the cost of what follows."""
+        record = self.cut(layer)
+        assert record.entry is not None
+        (grad,) = gradients(self.score(target, record), [record.entry])
+        return self.batch_first(record.entry.detach()), self.batch_first(grad)
+
+    def batch_first(self, tokens: Tensor) -> Tensor:
+        return widen(tokens.movedim(self.batch_axis, 0))
+
+    def input_grad(self, target: Target, images: Images) -> tuple[Tensor, Scores]:
+        """∂y/∂x at any images (the target must be fixed), and y."""
+        leaf = images.detach().clone().requires_grad_()
+        y = self.score(target, self.run(leaf, grad=True))
+        (grad,) = torch.autograd.grad([y], [leaf], [torch.ones_like(y)])
+        return widen(grad), y.detach()
+
+    # ----------------------------------------------------------------------------------------------------- chance
+
+    def generators(self, seed: int) -> list[torch.Generator]:
+        """One random stream per image: it depends on the image and the seed, not on the batch or the device."""
+        bits = [x.float().cpu().contiguous().numpy().tobytes() for x in self.images]
+        return [torch.Generator().manual_seed(seed * 0x9E3779B1 + zlib.crc32(b)) for b in bits]
+
+
+def score_of(target: Target, record: Record, rows: slice = slice(None)) -> Scores:
+    """The target's score, with the graph of the run behind it."""
+    assert record.output is not None and record.embedding is not None
+    with torch.enable_grad():
+        return widen(target(record.output[rows], record.embedding[rows]))
+
+
+def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """∂Σy/∂ each; the graph stays, so that another target can be asked about."""
+    ends = y if isinstance(y, list) else [y]
+    found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=True, allow_unused=True)
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))
+
+
+def repeated(block: nn.Module, copies: int, axis: int) -> Any:
+    """A context in which a block reads every image of its batch `copies` times."""
+
+    def repeat(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (args[0].repeat_interleave(copies, axis), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: kwargs[first].repeat_interleave(copies, axis)}
+
+    stack = ExitStack()
+    stack.callback(block.register_forward_pre_hook(repeat, with_kwargs=True).remove)
+    return stack
+
+
+def layer_dtype(layer: Attention) -> torch.dtype:
+    return torch.promote_types(layer.v.dtype, torch.float32)

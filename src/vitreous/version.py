@@ -1,0 +1,3 @@
+"""The version, without importing anything."""
+
+VERSION = "0.1.0"

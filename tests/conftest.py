@@ -1,0 +1,81 @@
+"""Shared fixtures. Shapes and types are checked at every call of the package while the tests run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("vitreous", "beartype.beartype")
+
+import numpy as np
+import pytest
+import torch
+
+import vitreous
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # one worker a core
+
+SHARED = Path(os.environ.get("VITREOUS_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real weights, pictures and the authors' own maps, where they lie beside the checkout."""
+    if not (SHARED / "oracles").is_dir():
+        pytest.skip("the folder of real weights and reference maps is not beside this checkout")
+    return SHARED
+
+
+class Oracle:
+    """The methods' authors' own maps for three photographs."""
+
+    IMAGES = ("both", "dogbird", "pet1")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, file: str, key: str) -> np.ndarray:
+        with np.load(self.folder / f"{file}.npz") as stored:
+            return stored[key]
+
+    def input(self, *names: str) -> torch.Tensor:
+        return torch.from_numpy(np.stack([self("inputs", f"{name}/any/x") for name in names or self.IMAGES]))
+
+    def targets(self, name: str) -> list[int]:
+        return self("inputs", f"{name}/any/targets").tolist()
+
+
+@pytest.fixture(scope="session")
+def oracle(shared: Path) -> Oracle:
+    return Oracle(shared / "oracles")
+
+
+@pytest.fixture(scope="session")
+def deit(shared: Path) -> vitreous.Model:
+    """The real DeiT-Tiny."""
+    return vitreous.load("deit_tiny_patch16_224", weights=shared / "models" / "deit_tiny_patch16_224.safetensors")
+
+
+@pytest.fixture(scope="session")
+def tiny() -> vitreous.Model:
+    """The embedded model."""
+    return vitreous.load()
+
+
+@pytest.fixture(scope="session")
+def cat() -> Path:
+    """A packaged photo."""
+    return Path(vitreous.__file__).parent / "assets" / "photos" / "cat.jpg"
+
+
+def off(ours: object, theirs: object) -> float:
+    """max|a−b| / max|b|."""
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    assert a.shape == b.shape, f"{a.shape} for {b.shape}"
+    return float(np.abs(a - b).max() / np.abs(b).max())

@@ -1,0 +1,253 @@
+"""Every door of the capture, against attention computed in the plainest way."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from conftest import off
+from torch import nn
+
+from vitreous import Trace
+from vitreous.capture import Attention, Capture
+from vitreous.errors import CaptureError
+
+FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
+
+
+def test_output_is_bit_identical_and_sees_every_layer() -> None:
+    for name in FLOW:
+        net, model, images = zoo.network(name), zoo.model(name), zoo.images(name)
+        with torch.no_grad(), model.still():
+            plain = model.run(images)
+            with Capture(model.module, len(images)) as seen:
+                watched = model.run(images)
+        mha = any(call.door == "mha" for call in seen.calls)
+        assert (plain - watched).abs().max() <= (2e-6 if mha else 0), name
+        assert sum(model.layout_at(zoo.ZOO[name].size).is_layer(c, 3) for c in seen.calls) == zoo.ZOO[name].depth
+        assert isinstance(net, nn.Module)
+
+
+@pytest.mark.parametrize("name", FLOW)
+def test_recomputed_attention_reproduces_every_layer(name: str) -> None:
+    trace = Trace(zoo.model(name), zoo.images(name))
+    trace.verify(1e-5)
+    for layer in trace.attention:
+        a = layer.weights
+        assert torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5)
+        assert torch.equal(layer.rows([0, 2]), a[:, :, [0, 2]]) or off(layer.rows([0, 2]), a[:, :, [0, 2]]) < 1e-6
+
+
+def test_verify_notices_a_wrong_capture() -> None:
+    layer = Trace(zoo.model("timm ViT"), zoo.images("timm ViT")).attention[0]
+    wrong = Attention(layer.name, layer.door, layer.node, layer.v, layer.q, layer.k, layer.scale * 3)
+    with pytest.raises(CaptureError, match=r"blocks\.0\.attn"):
+        wrong.verify()
+
+
+def test_timm_attention_is_the_librarys_own() -> None:
+    """timm's unfused path, seen by hooks on its dropout."""
+    net = zoo.network("timm ViT unfused")
+    own: list[torch.Tensor] = []
+    hooks = [b.attn.attn_drop.register_forward_hook(lambda m, i, o: own.append(o)) for b in net.blocks]
+    images = zoo.images("timm ViT")
+    with torch.no_grad():
+        net(images)
+    for hook in hooks:
+        hook.remove()
+    fused = zoo.ZOO["timm ViT"].make().eval()
+    fused.load_state_dict(net.state_dict())
+    from vitreous import Model
+
+    for layer, a in zip(Trace(Model(fused), images).attention, own, strict=True):
+        assert layer.door == "sdpa"
+        assert (layer.weights - a).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["ViT", "DINOv2", "DINOv2 registers", "DINOv3", "CLIP vision", "SigLIP"])
+def test_hf_attention_is_the_librarys_own(kind: str) -> None:
+    """Eager `output_attentions`, against what is seen under sdpa with the same weights."""
+    eager, images = zoo.network(f"HF {kind} eager"), zoo.images(f"HF {kind} eager")
+    with torch.no_grad():
+        own = eager(pixel_values=images, output_attentions=True).attentions
+    fused = zoo.ZOO[f"HF {kind} sdpa"].make().eval()
+    fused.load_state_dict(eager.state_dict())
+    from vitreous import Model
+
+    for model in (Model(fused), Model(eager)):
+        seen = Trace(model, images).attention
+        for layer, a in zip(seen, own, strict=True):
+            assert (layer.weights - a).abs().max() <= 1e-5
+
+
+def test_torchvision_attention_is_the_librarys_own() -> None:
+    net, images = zoo.network("torchvision ViT"), zoo.images("torchvision ViT")
+    seen = Trace(zoo.model("torchvision ViT"), images).attention
+    with torch.no_grad():
+        x = net._process_input(images)
+        x = torch.cat([net.class_token.expand(len(x), -1, -1), x], 1) + net.encoder.pos_embedding
+        for layer, block in zip(seen, net.encoder.layers, strict=True):
+            y = block.ln_1(x)
+            _, a = block.self_attention(y, y, y, need_weights=True, average_attn_weights=False)
+            assert layer.door == "mha"
+            assert (layer.weights - a).abs().max() <= 1e-5
+            x = block(x)
+
+
+class Explicit(nn.Module):
+    """One attention whose A is a leaf that autograd can be asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor, a: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        if a is None:
+            return F.scaled_dot_product_attention(q, k, v), torch.empty(0)
+        return a @ v, v
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 3e-6), (torch.float64, 2e-14)])
+def test_gradient_of_attention_without_forming_it(dtype: torch.dtype, limit: float) -> None:
+    torch.manual_seed(0)
+    net = Explicit().to(dtype)
+    x = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
+    way = torch.randn(2, 2, 5, 4, dtype=dtype)
+    with Capture(net, 2) as seen:
+        out, _ = net(x)
+    layer = seen.calls[0]
+    y = (out.tanh() * way).sum()
+    (dout,) = torch.autograd.grad(y, [layer.node])
+    a = layer.weights.detach().requires_grad_()
+    out, _ = net(x, a)
+    (expected,) = torch.autograd.grad((out.tanh() * way).sum(), [a])
+    assert (layer.weights_grad(dout) - expected).abs().max() <= limit
+
+
+@pytest.mark.parametrize("name", ["timm ViT", "HF ViT eager", "torchvision ViT", "hand-written", "flat heads"])
+def test_gradients_reach_every_layer(name: str) -> None:
+    """∂y/∂A summed against a small change of A predicts the change of y, at every door."""
+    from vitreous.target import Class
+
+    trace = Trace(zoo.model(name), zoo.images(name))
+    grads = trace.grads(Class(2))
+    for layer, grad in zip(trace.attention, grads, strict=True):
+        assert layer.weights_grad(grad).shape == layer.weights.shape
+        assert grad.abs().max() > 0
+
+
+CASES = {
+    "mask": {"attn_mask": torch.tensor([[True, False, True], [True, True, False], [True, True, True]])},
+    "bias": {"attn_mask": torch.randn(1, 2, 3, 3, generator=torch.Generator().manual_seed(0))},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.7},
+}
+
+
+class Call(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **self.options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_masks_biases_and_scales(case: str) -> None:
+    q, k, v = torch.randn(3, 2, 2, 3, 4, generator=torch.Generator().manual_seed(1))
+    net = Call(**CASES[case])
+    with Capture(net, 2) as seen:
+        out = net(q, k, v)
+    assert (seen.calls[0].weights @ v - out).abs().max() < 1e-6
+    seen.calls[0].verify(1e-5)
+
+
+def test_grouped_queries_and_flat_heads() -> None:
+    q, kv = torch.randn(2, 4, 3, 4), torch.randn(2, 2, 3, 4)
+    net = Call(enable_gqa=True)
+    with Capture(net, 2) as seen:
+        net(q, kv, kv)
+    assert seen.calls[0].shape == (2, 4, 3, 3)
+    seen.calls[0].verify(1e-5)
+    flat = torch.randn(6, 3, 4)  # two images of three heads
+    net = Call()
+    with Capture(net, 2) as seen:
+        net(flat, flat, flat)
+    assert seen.calls[0].shape == (2, 3, 3, 3)
+    seen.calls[0].verify(1e-5)
+
+
+def test_weights_that_a_model_asks_for_are_returned() -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(3, 5, 8)
+    for options in ({}, {"average_attn_weights": False}, {"need_weights": False}):
+        with torch.no_grad():
+            plain, weights = attention(x, x, x, **options)
+            with Capture(attention, 3):
+                seen, same = attention(x, x, x, **options)
+        assert off(seen, plain) < 1e-5
+        assert (weights is None and same is None) or off(same, weights) < 1e-5
+
+
+def test_a_single_sequence_without_a_batch() -> None:
+    attention = nn.MultiheadAttention(8, 2).eval()
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        _, weights = attention(x, x, x)
+        with Capture(attention, 1):
+            _, same = attention(x, x, x)
+    assert off(same, weights) < 1e-5
+
+
+def test_names_are_right_in_threads() -> None:
+    """Two models at once, each in a thread of its own: calls and names never mix."""
+    found: dict[str, list[str]] = {}
+
+    def run(name: str) -> None:
+        for _ in range(5):
+            found[name] = [layer.name for layer in Trace(zoo.model(name), zoo.images(name)).attention]
+
+    names = ["timm ViT", "HF ViT sdpa", "torchvision ViT", "timm ViT"]
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found["timm ViT"] == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
+    assert found["torchvision ViT"] == [f"encoder.layers.encoder_layer_{i}.self_attention" for i in range(3)]
+    assert found["HF ViT sdpa"] == [f"vit.layers.{i}.attention" for i in range(3)]
+
+
+class Bursts(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.broken = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x)
+        if self.broken:
+            raise KeyError("the model's own mistake")
+        return out
+
+
+def test_nothing_is_left_behind_after_an_exception() -> None:
+    from vitreous import Model
+
+    net = Bursts(zoo.ZOO["timm ViT"].make())
+    net.train()
+    model = Model(net, preprocess=lambda image: torch.zeros(3, 64, 64))
+    assert model.layout_at((64, 64)).obstacle is None
+    net.broken = True
+    with pytest.raises(KeyError, match="own mistake"):
+        _ = Trace(model, zoo.images("timm ViT")).output
+    assert all(module.training for module in net.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    assert torch.overrides._get_current_function_mode() is None  # type: ignore[attr-defined]
+    assert torch.is_grad_enabled()

@@ -1,0 +1,122 @@
+"""What the probe finds, against the true geometry of every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+import vitreous
+from vitreous import Layout, Model, Trace
+from vitreous.errors import ModelError, Unsupported
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_geometry(name: str) -> None:
+    entry, layout = zoo.ZOO[name], zoo.model(name).layout_at(zoo.ZOO[name].size)
+    assert layout.grid == entry.grid
+    assert (layout.obstacle is None) == entry.flow
+    if not entry.flow:
+        return
+    assert layout.prefix == entry.prefix
+    assert layout.pooled == (entry.readout == "pool")
+    patches = tuple(range(entry.prefix, entry.prefix + entry.grid[0] * entry.grid[1]))
+    assert layout.readout == (patches if isinstance(entry.readout, str) else entry.readout)
+    assert layout.patch == (entry.size[0] // entry.grid[0], entry.size[1] // entry.grid[1])
+    assert len(Trace(zoo.model(name), zoo.images(name)).attention) == entry.depth
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("timm ViT", ("blocks.0", "blocks.1", "blocks.2")),
+        ("HF ViT sdpa", ("vit.layers.0", "vit.layers.1", "vit.layers.2")),
+        ("hand-written", ("first", "second", "third")),
+        ("sequence first", ("body.layers.0", "body.layers.1", "body.layers.2")),
+        ("flat heads", ()),
+    ],
+)
+def test_blocks(name: str, blocks: tuple[str, ...]) -> None:
+    assert zoo.model(name).layout_at(zoo.ZOO[name].size).blocks == blocks
+
+
+def test_readout_weights() -> None:
+    cls = Trace(zoo.model("timm ViT"), zoo.images("timm ViT")).readout
+    assert cls[0].tolist() == [1.0] + [0.0] * 16
+    both = Trace(zoo.model("timm DeiT distilled"), zoo.images("timm DeiT distilled")).readout
+    assert both[0, :3].tolist() == [0.5, 0.5, 0.0]
+    mean = Trace(zoo.model("timm BEiT"), zoo.images("timm BEiT")).readout
+    assert torch.allclose(mean[0], torch.tensor([0.0] + [1 / 16] * 16))
+    beside = Trace(zoo.model("HF DINOv2 sdpa"), zoo.images("HF DINOv2 sdpa")).readout  # CLS beside the mean of patches
+    assert torch.allclose(beside[0], torch.tensor([0.5] + [0.5 / 16] * 16))
+
+
+@pytest.mark.parametrize("name", ["timm SigLIP", "HF SigLIP sdpa"])
+def test_pooled_readout_is_the_pools_own_row(name: str) -> None:
+    trace = Trace(zoo.model(name), zoo.images(name))
+    assert torch.allclose(trace.readout.sum(-1), torch.ones(3), atol=1e-5)
+    assert (trace.readout[0] != trace.readout[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("timm Swin", "attends in 7×7 windows"),
+        ("timm CaiT", "changes its attention between softmax and values"),
+        ("timm ConViT", "changes its attention between softmax and values"),
+        ("timm XCiT", "attends between channels"),
+    ],
+)
+@pytest.mark.parametrize("method", ["attention", "rollout"])
+def test_flow_methods_refuse_and_name_what_works(name: str, reason: str, method: str) -> None:
+    with pytest.raises(Unsupported, match=f"{method} needs token attention; .*{reason}.*Try ") as caught:
+        vitreous.explain(zoo.model(name), zoo.images(name), method)
+    advised = str(caught.value).split("Try ")[1].rstrip(".").replace(" or ", ", ").split(", ")
+    for other in advised:
+        assert vitreous.explain(zoo.model(name), zoo.images(name), other).map.isfinite().all()
+
+
+def test_a_model_without_attention_refuses() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    with pytest.raises(Unsupported, match="shows no attention"):
+        vitreous.explain(Model(net), torch.randn(1, 3, 64, 64), "rollout")
+
+
+def test_torchscript_is_refused() -> None:
+    class Small(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((1, 2, 3))[:, None]
+
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.trace(Small(), torch.randn(1, 3, 8, 8))
+    with pytest.raises(ModelError, match=r"TorchScript.*give the nn\.Module"):
+        Model(script)
+
+
+def test_a_layout_given_by_hand_is_used() -> None:
+    """The same tokens, told to be a 2×8 grid read by their mean."""
+    net, images = zoo.network("timm ViT"), zoo.images("timm ViT")
+    wide = Model(net, layout=Layout(grid=(2, 8), prefix=1, readout=tuple(range(1, 17))))
+    ours = vitreous.explain(wide, images, "attention").map
+    a = Trace(zoo.model("timm ViT"), images).attention[-1].weights.mean(1)
+    assert ours.shape == (3, 2, 8)
+    assert torch.allclose(ours.flatten(1), a[:, 1:, 1:].mean(1), atol=1e-6)
+
+
+def test_a_wrong_layout_given_by_hand_says_so() -> None:
+    wrong = Model(zoo.network("timm ViT"), layout=Layout(grid=(3, 3), prefix=1))
+    with pytest.raises(vitreous.VitreousError, match="check the layout given by hand"):
+        vitreous.explain(wrong, zoo.images("timm ViT"), "attention")
+
+
+def test_another_size_is_probed_anew() -> None:
+    import timm
+
+    net = timm.create_model("vit_tiny_patch16_224", embed_dim=32, depth=2, num_heads=2, dynamic_img_size=True)
+    model = Model(net)
+    assert vitreous.explain(model, torch.randn(1, 3, 224, 224), "rollout").map.shape == (1, 14, 14)
+    assert vitreous.explain(model, torch.randn(1, 3, 96, 160), "rollout").map.shape == (1, 6, 10)

@@ -1,0 +1,121 @@
+"""The battery: every method on every model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+import vitreous
+from vitreous import METHODS
+from vitreous.errors import Unsupported
+
+CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly defaults
+    "cass_attention": {"samples": 2},
+    "integrated_gradients": {"steps": 3},
+    "smoothgrad": {"samples": 2},
+}
+PAIRS = [(method, name) for method in METHODS for name in zoo.ZOO]
+
+
+def aim(method: str, name: str = "timm ViT") -> Any:
+    """A target that every model has."""
+    backbone = zoo.model(name).classifier is False
+    return ("neuron:1" if backbone else 1) if METHODS[method].targeted else None
+
+
+def state(net: nn.Module) -> dict[str, Any]:
+    """Everything a method could leave behind."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "hooks": [len(getattr(m, h)) for m in net.modules() for h in hooks],
+        "training": [m.training for m in net.modules()],
+        "attributes": [sorted(vars(m)) for m in net.modules()],
+        "requires_grad": [p.requires_grad for p in net.parameters()],
+        "grad": [p.grad for p in net.parameters()],
+        "versions": [t._version for t in (*net.parameters(), *net.buffers())],
+        "grad mode": torch.is_grad_enabled(),
+        "modes": torch.overrides._len_torch_function_stack(),
+        "seed": torch.random.get_rng_state().tolist(),
+    }
+
+
+@pytest.mark.parametrize(("method", "name"), PAIRS)
+def test_battery(method: str, name: str) -> None:
+    entry, model, images = zoo.ZOO[name], zoo.model(name), zoo.images(name)
+    target = aim(method, name)
+    model.layout_at(entry.size)
+    before = state(model.net)
+    if (METHODS[method].attention and not entry.flow) or (method == "legrad" and not entry.blocks):
+        with pytest.raises(Unsupported):
+            vitreous.explain(model, images, method, target)
+        assert state(model.net) == before
+        return
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return vitreous.explain(model, x, method, target, **CHEAP.get(method, {})).map
+
+    maps = run(images)
+    assert state(model.net) == before, "no side effects"
+    assert maps.dtype == torch.float32
+    assert maps.shape[0] == 3
+    assert tuple(maps.shape[1:]) in (entry.grid, entry.size) or not entry.flow, "the right grid"
+    assert maps.isfinite().all()
+    assert maps.flatten(1).std(1).min() > 0, "it says something"
+    assert torch.equal(maps, run(images)), "deterministic"
+    lone = [1, 1] if name == "timm XCiT" else [1]  # torch's own gradient of XCiT is wrong for a batch of one
+    alone = run(images[lone])
+    assert (alone[0] - maps[1]).abs().max() <= 5e-5 * maps[1].abs().max(), "batch-invariant"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_declarations_are_complete(method: str) -> None:
+    declared = METHODS[method]
+    assert declared.summary.endswith(".") and len(declared.summary) < 160
+    assert declared.formula
+    assert declared.run.__module__ == f"vitreous.methods.{declared.family}.{method}", "one method, one file"
+    for option, field in declared.options.model_fields.items():
+        assert field.description, f"{method}.{option} needs a description"
+        assert not field.is_required(), f"{method}.{option} needs a default"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_mode_is_restored_and_not_used(method: str) -> None:
+    """A model left in training mode is explained as in eval mode (no dropout), and stays in training mode."""
+    net = zoo.ZOO["sequence first"].make()
+    net.load_state_dict(zoo.network("sequence first").state_dict())
+    net.train()
+    target = aim(method)
+    ours = vitreous.explain(vitreous.Model(net), zoo.images("sequence first"), method, target).map
+    expected = vitreous.explain(zoo.model("sequence first"), zoo.images("sequence first"), method, target).map
+    assert torch.equal(ours, expected)
+    assert net.training and net.body.layers[0].training
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_grad_modes_of_the_caller_do_not_matter(method: str) -> None:
+    model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
+    target = aim(method)
+    expected = vitreous.explain(model, images, method, target).map
+    with torch.no_grad():
+        assert torch.equal(vitreous.explain(model, images, method, target).map, expected)
+    with torch.inference_mode():
+        assert torch.equal(vitreous.explain(model, images, method, target).map, expected)
+    assert not expected.requires_grad
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_half_precision_models_give_float32_maps(method: str) -> None:
+    net = zoo.ZOO["timm ViT"].make().eval()
+    net.load_state_dict(zoo.network("timm ViT").state_dict())
+    target = aim(method)
+    exact = vitreous.explain(vitreous.Model(net), zoo.images("timm ViT"), method, target).map
+    half = vitreous.explain(vitreous.Model(net.bfloat16()), zoo.images("timm ViT"), method, target).map
+    assert half.dtype == torch.float32
+    assert half.isfinite().all()
+    if METHODS[method].family != "control":
+        together = torch.stack([exact.flatten(), half.flatten()])
+        assert torch.corrcoef(together)[0, 1] > 0.9
