@@ -148,7 +148,7 @@ Way = tuple[Entry, tuple[int, ...]]  # an entry and its shape
 class Capture(TorchFunctionMode):
     """Record every attention of a run of `net` over `images` images in `calls`, in the order of the run.
 
-    With `most`, the run ends by `Enough` at that many calls. With `cut`, gradients begin at that entry: all before it is
+    With `most`, the run ends by `Enough` at that many calls. With `cut`, gradients begin at that entry: all before is
     constant, `leaf` is the tensor to ask about, and `edit` may change it first.
     """
 

@@ -30,7 +30,7 @@ class Concept:
     """How similar the embedding z before the classifier is to c: z·c, cos(z, c) or −‖z − c‖."""
 
     vector: Float[Tensor, "D"]
-    similarity: Similarity = "dot"
+    similarity: str = "dot"
     name: str = "concept"
     model: str | None = None  # the fingerprint of the model it was built on; None: any of the right width
     examples: tuple[str, ...] = ()
@@ -49,7 +49,8 @@ class Concept:
             return (embedding * c).sum(-1)
         if self.similarity == "cosine":
             return F.cosine_similarity(embedding, c[None], dim=-1)
-        return -(embedding - c).square().sum(-1).sqrt()
+        distance: Tensor = torch.linalg.vector_norm(embedding - c, dim=-1)
+        return -distance
 
     def __str__(self) -> str:
         return f"concept:{self.name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -174,6 +175,17 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
     kind, colon, rest = text.partition(":")
     if colon and kind in ("text", "concept", "neuron"):
         return parse_kind(kind, rest.strip(), model, outputs)
+    for part in (False, True):  # whole names first, then parts of names
+        found = parse_plain(text, model, outputs, part) or parse_contrast(text, model, outputs, part)
+        if found is not None:
+            return found
+    raise unknown_class(text, model)
+
+
+def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | None:
+    """A number, a rank or a class name (`part`: or a part that only one label holds)."""
+    if not text:
+        return None
     if re.fullmatch(r"\d+(;\d+)+", text):
         return Class(tuple(checked(int(part), outputs, "class") for part in text.split(";")))
     if re.fullmatch(r"-?\d+", text):
@@ -183,17 +195,20 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
         if not 1 <= rank <= outputs:
             raise TargetError(f"top-{rank} is out of range: {model.name} has {outputs} outputs")
         return Top(rank)
-    found = find_class(text, model)
+    found = find_class(text, model) if part else find_exact(text, model)
     if found is not None:
         return Class(found)
+    return None
+
+
+def parse_contrast(text: str, model: Model, outputs: int, part: bool) -> Target | None:
+    """One minus the other, at the first dash with a target on both sides (names hold dashes too)."""
     for dash in [i for i, c in enumerate(text) if c == "-"]:
-        one, other = text[:dash].strip(), text[dash + 1 :].strip()
-        if one and other:
-            try:
-                return Contrast(parse_text(one, model, outputs), parse_text(other, model, outputs))
-            except TargetError:
-                continue
-    raise unknown_class(text, model)
+        with suppress(TargetError):
+            one, other = (parse_plain(t.strip(), model, outputs, part) for t in (text[:dash], text[dash + 1 :]))
+            if one is not None and other is not None:
+                return Contrast(one, other)
+    return None
 
 
 def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
@@ -212,12 +227,17 @@ def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
     return Neuron(checked(int(rest), outputs, "neuron"))
 
 
-def find_class(text: str, model: Model) -> int | None:
-    """The class of this name (any of its names), else the only one whose label holds the text."""
+def find_exact(text: str, model: Model) -> int | None:
+    """The class of this name, any of its names."""
     low = text.lower()
-    exact = [i for i, label in model.labels.items() if low == label.lower() or low in names(label)]
-    if exact:
-        return exact[0]
+    return next((i for i, label in model.labels.items() if low == label.lower() or low in names(label)), None)
+
+
+def find_class(text: str, model: Model) -> int | None:
+    """The class of this name, else the only one whose label holds the text."""
+    exact, low = find_exact(text, model), text.lower()
+    if exact is not None:
+        return exact
     part = [i for i, label in model.labels.items() if low in label.lower()]
     if len(part) > 1:
         some = ", ".join(f"{model.label(i)} ({i})" for i in part[:5])

@@ -110,7 +110,7 @@ class Trace:
             output = self.model.run(images)
         layers = tuple(call for call in seen.calls if layout.is_layer(call, len(images)))
         pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, len(images))]
-        head = seen.linear
+        head = seen.linear if self.model.classifier is not False else None  # a backbone's last layer is no classifier
         embedding = head[0] if head is not None and head[1] is output else output
         return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf)
 
@@ -242,7 +242,7 @@ class Trace:
         return gradients(self.score(target, record), [layer.node for layer in record.layers])
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
-        """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]), at the cost of what follows."""
+        """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); costs the rest only."""
         record = self.cut(layer)
         assert record.entry is not None
         (grad,) = gradients(self.score(target, record), [record.entry])

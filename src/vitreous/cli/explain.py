@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +242,7 @@ def unique_names(files: list[Path], out: Path) -> dict[Path, str]:
     taken = {os.path.abspath(file).lower() for file in files}
     for file in files:
         distinct = [name for name, level in zip(spellings(file), levels) if level[name.lower()] == 1]
-        for name in (*distinct, *(f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
+        for name in chain(distinct, (f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
             figure, maps = result_files(out, name)
             place = os.path.abspath(figure).lower()
             if place not in taken and (maps.is_file() or not figure.exists()):

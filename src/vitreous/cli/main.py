@@ -19,7 +19,6 @@ COMMANDS = ("explain", "methods", "models")
 app = typer.Typer(
     name="vitreous",
     help="See what a Vision Transformer looks at, and why.",
-    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -41,7 +40,7 @@ Device = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
 
-def version(asked: bool) -> None:
+def version(asked: bool | None) -> None:
     if asked:
         typer.echo(f"vitreous {VERSION}")
         raise typer.Exit
@@ -49,12 +48,11 @@ def version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    context: typer.Context,
-    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")] = False,
+    _: Annotated[
+        bool | None, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+    ] = None,
 ) -> None:
     """See what a Vision Transformer looks at, and why."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command()
@@ -121,7 +119,7 @@ def main() -> None:
     """Run a command; what goes wrong on purpose is one line and exit code 2."""
     warnings.formatwarning = brief
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except VitreousError as error:
         code = fail(str(error))
     except (KeyboardInterrupt, typer.Abort):

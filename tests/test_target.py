@@ -1,0 +1,204 @@
+"""What users write, and what it means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+import vitreous
+from vitreous import Model, Trace
+from vitreous.errors import TargetError
+from vitreous.target import Class, Contrast, Neuron, Top, fix, parse, title
+
+LABELS = ["tabby, tabby cat", "tiger cat", "Egyptian cat", "bull mastiff", "black-and-tan coonhound", "zebra", "lynx"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(zoo.network("timm ViT"), labels=LABELS, name="pets")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (3, Class(3)),
+        ("3", Class(3)),
+        ("zebra", Class(5)),
+        ("ZEBRA", Class(5)),
+        ("tabby cat", Class(0)),
+        ("tabby, tabby cat", Class(0)),
+        ("mastiff", Class(3)),
+        ("egypt", Class(2)),
+        ("top-1", Top(1)),
+        ("top-3", Top(3)),
+        ("top2", Top(2)),
+        ("neuron:4", Neuron(4)),
+        ("zebra-lynx", Contrast(Class(5), Class(6))),
+        ("5-6", Contrast(Class(5), Class(6))),
+        ("top-1-top-2", Contrast(Top(1), Top(2))),
+        ("black-and-tan coonhound", Class(4)),
+        ("black-and-tan coonhound-zebra", Contrast(Class(4), Class(5))),
+        ("black-and", Class(4)),
+        ("zebra - neuron:2", Contrast(Class(5), Neuron(2))),
+        ([1, 2, 0], Class((1, 2, 0))),
+        (["zebra", 2], Class((5, 2))),
+        (torch.tensor([1, 2]), Class((1, 2))),
+        (torch.tensor(4), Class(4)),
+        ("1;2;0", Class((1, 2, 0))),
+        (Top(2), Top(2)),
+    ],
+    ids=str,
+)
+def test_parse(model: Model, given: Any, expected: Any) -> None:
+    target = parse(given, model, 7)
+    assert target == expected
+    assert parse(str(target), model, 7) == target, "storable as a string"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (7, "class 7 is out of range: the model has class 0 to 6"),
+        (-1, "class -1 is out of range"),
+        ("7", "class 7 is out of range"),
+        (Class(9), "class 9 is out of range"),
+        ("cat", r"'cat' fits 3 classes: tabby \(0\), tiger cat \(1\), Egyptian cat \(2\)"),
+        ("zebbra", "unknown class 'zebbra'; did you mean zebra"),
+        ("top-0", "top-0 is out of range"),
+        ("top-8", "top-8 is out of range"),
+        ("neuron:x", "'x' is not a number"),
+        ("neuron:7", "neuron 7 is out of range"),
+        ("text:", "says nothing"),
+        ("concept:none", "no concept 'none' here"),
+        ("text:a dog", "has no text tower"),
+        ("zebra-dog", "unknown class 'zebra-dog'"),
+        ("zebra-cat", "unknown class 'zebra-cat'; did you mean"),
+        ([], "is not a target"),
+        (True, "is not a target"),
+        (2.5, "is not a target"),
+    ],
+    ids=str,
+)
+def test_what_does_not_exist(model: Model, given: Any, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        parse(given, model, 7)
+
+
+def test_no_labels() -> None:
+    with pytest.raises(TargetError, match="has no labels; give a class number"):
+        parse("dog", zoo.model("timm ViT"), 7)
+
+
+def test_scores() -> None:
+    output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
+    assert Class(2)(output, output).tolist() == [2, 4]
+    assert Class((1, 0))(output, output).tolist() == [5, 9]
+    assert Class((1, 0))(output.repeat_interleave(2, 0), output).tolist() == [5, 5, 9, 9]
+    assert Top(1)(output, output).tolist() == [5, 9]
+    assert Top(2)(output, output).tolist() == [2, 4]
+    assert Contrast(Top(1), Class(0))(output, output).tolist() == [4, 0]
+    assert Neuron(1)(output, output).tolist() == [5, 0]
+    assert fix(Top(2), output) == Class((2, 2))
+    assert fix(Contrast(Top(1), Class(0)), output) == Contrast(Class((1, 0)), Class(0))
+
+
+def test_titles(model: Model) -> None:
+    output = torch.zeros(2, 7)
+    output[0, 5] = output[1, 1] = 3.0
+    assert title(Top(1), model, output, 0) == "zebra 77%"
+    assert title(Top(1), model, output, 1) == "tiger cat 77%"
+    assert title(Class((5, 1)), model, output, 1) == "tiger cat 77%"
+    assert title(Contrast(Class(5), Class(0)), model, output, 0) == "zebra 77% rather than tabby 4%"
+
+
+BACKBONES = ["HF CLIP vision sdpa", "HF SigLIP sdpa", "HF DINOv2 registers sdpa", "open_clip ViT-B-32"]
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("target", [None, "top-1", 3, [0, 1, 2], "top-1-top-2"])
+def test_an_embedding_is_never_a_class(name: str, target: Any) -> None:
+    for method in ("gae", "cdam", "gradient"):
+        with pytest.raises(TargetError, match=r"has no classifier.*concept.*text.*probe"):
+            vitreous.explain(zoo.model(name), zoo.images(name), method, target)
+    assert vitreous.explain(zoo.model(name), zoo.images(name), "attention").target is None
+
+
+def test_a_module_that_ends_in_a_linear_layer_classifies() -> None:
+    assert Trace(Model(zoo.network("hand-written")), zoo.images("hand-written")).classifies
+
+    class Tokens(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = zoo.network("timm ViT")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net.forward_features(x)[:, 0]
+
+    images = zoo.images("timm ViT")
+    assert not Trace(Model(Tokens()), images).classifies
+    assert Trace(Model(Tokens(), classifier=True), images).classifies
+
+
+def test_per_image_targets(model: Model) -> None:
+    images = zoo.images("timm ViT")
+    each = vitreous.explain(model, images, "cdam", ["zebra", 0, "tiger cat"])
+    assert each.target == "5;0;1"
+    for i, target in enumerate((5, 0, 1)):
+        assert torch.allclose(each.map[i], vitreous.explain(model, images[i], "cdam", target).map[0], atol=1e-6)
+    with pytest.raises(TargetError, match="2 targets for 3 images"):
+        vitreous.explain(model, images, "cdam", [1, 2])
+
+
+def test_text_targets_of_open_clip() -> None:
+    """A tiny CLIP with the real vocabulary: the score is the cosine with the text's own embedding."""
+    import open_clip
+
+    torch.manual_seed(0)
+    tower = {"image_size": 64, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    net = open_clip.CLIP(embed_dim=16, vision_cfg=tower, text_cfg=text).eval()
+    clip, images = Model(net), zoo.images("timm ViT")
+    target = parse("text:a photo of a dog", clip, 16)
+    assert str(target) == "text:a photo of a dog"
+    with torch.no_grad():
+        z = net.encode_image(images)
+        t = net.encode_text(open_clip.get_tokenizer("ViT-B-32")(["a photo of a dog"], context_length=16))
+    assert torch.allclose(Trace(clip, images).score(target), torch.cosine_similarity(z, t), atol=1e-5)
+    dog, cat, both = (
+        vitreous.explain(clip, images, "cdam", t).map for t in ("text:a dog", "text:a cat", "text:a dog-text:a cat")
+    )
+    assert not torch.equal(dog, cat)
+    assert torch.allclose(both, dog - cat, atol=1e-6)
+    assert vitreous.explain(clip, images, "gae", "text:a dog").map.abs().max() > 0
+    with pytest.raises(TargetError, match="no classifier"):
+        vitreous.explain(clip, images, "cdam")
+
+
+def test_text_targets_of_hf_clip(tmp_path: Any) -> None:
+    """A tiny CLIPModel saved with a tokenizer, loaded by its folder."""
+    import json
+
+    import transformers
+
+    torch.manual_seed(0)
+    words = ["<|startoftext|>", "<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz", *(c + "</w>" for c in "abcdefghijklmnopqrstuvwxyz")]
+    (tmp_path / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.CLIPTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=16)
+    part = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.CLIPConfig(
+        vision_config={**part, "image_size": 64, "patch_size": 16},
+        text_config={**part, "vocab_size": len(words), "max_position_embeddings": 16, "eos_token_id": 1, "bos_token_id": 0},
+        projection_dim=16,
+    )
+    net = transformers.CLIPModel(config).eval()
+    net.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    clip = vitreous.load(f"hf/{tmp_path}")
+    images = zoo.images("timm ViT")
+    one, other = (vitreous.explain(clip, images, "cdam", f"text:{t}").map for t in ("a dog", "the cat"))
+    assert one.shape == (3, 4, 4)
+    assert not torch.equal(one, other)
