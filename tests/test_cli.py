@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from vitreous.cli import explain, options
 from vitreous.cli.explain import unique_names
 from vitreous.cli.main import main
 from vitreous.preprocess import IMAGENET, default
+from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")
 
@@ -73,10 +75,33 @@ def small() -> Model:
 
 
 @pytest.fixture
-def quick(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
+def drawn(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A tiny model in place of the embedded one."""
     monkeypatch.setattr(options, "load_model", lambda *_: small)
     return small
+
+
+@pytest.fixture
+def quick(drawn: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """The same, and the figures are only files."""
+    monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
+    monkeypatch.setattr(explain, "save_figure", lambda figure, path: path.write_bytes(b"figure"))
+    return drawn
+
+
+def by_class(trace: Any, target: Any) -> Any:
+    """The score of the target, on every patch."""
+    return trace.score(target)[:, None, None].expand(-1, *trace.layout.grid)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Method]]:
+    """A method that depends on the target; and `all` are only the quick ones."""
+    method(targeted=True, signed=True, family="own")(by_class)
+    quick = {name: METHODS[name] for name in ("attention", "rollout", "by_class", "centre", "random")}
+    monkeypatch.setattr(options, "METHODS", quick)
+    yield quick
+    del METHODS._known["by_class"]
 
 
 def photo(path: Path, colour: int = 0) -> Path:
@@ -157,14 +182,15 @@ def test_several_methods_in_python_are_the_same(run: Run, quick: Model, tmp_path
         Attribution.load("out/a.npz")
 
 
-def test_all_methods(run: Run, quick: Model, tmp_path: Path) -> None:
-    result = run("explain", photo(tmp_path / "a.png"), "-x", "all", "--json")
-    assert result.code == 0
-    told = json.loads(result.out)
-    left = {note.split()[1].rstrip(":") for note in told["notes"] if note.startswith("without ")}
-    assert {*told["methods"], *left} == set(METHODS)
-    assert {"attention", "rollout", "centre", "random"} <= set(told["methods"])
-    assert {name.split("@")[0] for name in told["images"][0]["range"]} == set(told["methods"])
+def test_all_methods(run: Run, quick: Model, few: dict[str, Method], tmp_path: Path) -> None:
+    told = json.loads(run("explain", photo(tmp_path / "a.png"), "-x", "all", "--json").out)
+    assert told["methods"] == list(few)
+    assert told["notes"] == []
+    assert {name.split("@")[0] for name in told["images"][0]["range"]} == set(few)
+
+
+def test_all_means_all() -> None:
+    assert options.pick_methods("all") == (list(METHODS.values()), True)
 
 
 def test_json_is_for_programs(run: Run, quick: Model, tmp_path: Path) -> None:
@@ -208,7 +234,7 @@ def test_patterns(run: Run, quick: Model, tmp_path: Path) -> None:
     assert run("explain", "in/c*.png").error == "in/c*.png: nothing matches this pattern"
 
 
-def test_cells_are_drawn_otherwise(run: Run, quick: Model, tmp_path: Path) -> None:
+def test_cells_are_drawn_otherwise(run: Run, drawn: Model, tmp_path: Path) -> None:
     path = photo(tmp_path / "a.png")
     assert run("explain", path, "-x", "rollout", "-o", "smooth").code == 0
     assert run("explain", path, "-x", "rollout", "-o", "cells", "--cells").code == 0
@@ -230,31 +256,23 @@ def test_animated_pictures_get_a_note(run: Run, quick: Model, tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------------------------- targets
 
 
-def targeted() -> str:
-    return next((name for name in METHODS if METHODS[name].targeted), "")
-
-
-def test_targets_make_rows(run: Run, quick: Model, tmp_path: Path) -> None:
-    if not targeted():
-        pytest.skip("no method depends on a target yet")
-    path, method = photo(tmp_path / "a.png"), targeted()
+def test_targets_make_rows(run: Run, drawn: Model, few: dict[str, Method], tmp_path: Path) -> None:
+    path, method = photo(tmp_path / "a.png"), "by_class"
     told = json.loads(run("explain", path, "-x", f"{method},rollout", "-t", "cat,3", "--json").out)
     assert set(told["images"][0]["range"]) == {f"{method}@0", f"{method}@3", "rollout"}
     with np.load(told["images"][0]["maps"]) as stored:
-        expected = vitreous.explain(quick, path, method, 3).map[0].numpy()
+        expected = vitreous.explain(drawn, path, method, 3).map[0].numpy()
         assert np.allclose(stored[f"{method}@3"], expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     one = json.loads(run("explain", path, "-x", method, "-t", "dog, hound", "--json").out)
     assert set(one["images"][0]["range"]) == {f"{method}@1"}
 
 
-def test_each_picture_has_its_own_best_class(run: Run, quick: Model, tmp_path: Path) -> None:
-    if not targeted():
-        pytest.skip("no method depends on a target yet")
+def test_each_picture_has_its_own_best_class(run: Run, quick: Model, few: dict[str, Method], tmp_path: Path) -> None:
     for i in range(3):
         photo(tmp_path / "in" / f"{i}.png", i)
-    told = json.loads(run("explain", "in", "-x", targeted(), "--json").out)
+    told = json.loads(run("explain", "in", "-x", "by_class", "--json").out)
     for entry in told["images"]:
-        assert set(entry["range"]) == {f"{targeted()}@{entry['top'][0]['class']}"}
+        assert set(entry["range"]) == {f"by_class@{entry['top'][0]['class']}"}
 
 
 def test_a_target_that_no_method_uses_is_said(run: Run, quick: Model, tmp_path: Path) -> None:
@@ -443,8 +461,6 @@ def test_our_own_mistakes_keep_their_traceback(run: Run, tmp_path: Path, monkeyp
 
 def test_our_own_warnings_are_one_line(run: Run, quick: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("--version")
-    from vitreous.registry import MethodWarning
-
     assert (
         warnings.formatwarning(MethodWarning("x does not load"), MethodWarning, "f.py", 3) == "note: x does not load\n"
     )
@@ -553,7 +569,9 @@ def test_wrong_weights_name_the_keys(run: Run, tmp_path: Path) -> None:
     assert "unexpected other" in said
 
 
-def test_windowed_models_are_refused_with_advice(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windowed_models_are_refused_with_advice(
+    run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swin = Model(zoo.network("timm Swin"), default((56, 56), *IMAGENET), name="swin")
     monkeypatch.setattr(options, "load_model", lambda *_: swin)
     path = photo(tmp_path / "a.png")
@@ -565,7 +583,9 @@ def test_windowed_models_are_refused_with_advice(run: Run, tmp_path: Path, monke
     assert "centre" in result.out.splitlines()[-1]
 
 
-def test_a_model_without_classes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_classes(
+    run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clip = Model(zoo.network("open_clip ViT-B-32"), name="clip")
     monkeypatch.setattr(options, "load_model", lambda *_: clip)
     told = json.loads(run("explain", photo(tmp_path / "a.png"), "--json").out)
@@ -574,6 +594,11 @@ def test_a_model_without_classes(run: Run, tmp_path: Path, monkeypatch: pytest.M
     result = run("explain", "a.png")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines()[0].strip() == "vitreous-out/a.png"
+    assert "clip has no classifier" in run("explain", "a.png", "-x", "by_class").error
+    result = run("explain", "a.png", "-x", "all")
+    assert result.code == 0
+    assert result.err.startswith("note: without by_class: clip has no classifier")
+    assert "with attention, rollout, centre, random" in result.out
 
 
 # -------------------------------------------------------------------------------------------------------------- listing

@@ -45,7 +45,12 @@ def test_oracle_vectors(deit: vitreous.Model, oracle: object) -> None:
         stored = oracle("inputs", f"_concept/{name}/images_uint8")  # type: ignore[operator]
         images = [Image.fromarray(x if x.shape[-1] == 3 else x.transpose(1, 2, 0)) for x in stored]
         mean, std = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-        tensor = torch.stack([(torch.from_numpy(np.asarray(i).copy()).float() / 255 - torch.tensor(mean)) / torch.tensor(std) for i in images])
+        tensor = torch.stack(
+            [
+                (torch.from_numpy(np.asarray(i).copy()).float() / 255 - torch.tensor(mean)) / torch.tensor(std)
+                for i in images
+            ]
+        )
         concept = Concept.from_images(deit, tensor.permute(0, 3, 1, 2))
         assert off(concept.vector, oracle("cdam", f"_concept/{name}/vector_f64")) < 1e-4  # type: ignore[operator]
 
@@ -65,7 +70,9 @@ def test_the_images_own_embedding_has_a_gradient_of_zero_not_nan() -> None:
     assert vitreous.explain(trace.model, trace, "cdam", concept).map.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["timm SigLIP", "HF CLIP vision sdpa", "torchvision ViT", "open_clip ViT-B-32", "timm BEiT"])
+@pytest.mark.parametrize(
+    "name", ["timm SigLIP", "HF CLIP vision sdpa", "torchvision ViT", "open_clip ViT-B-32", "timm BEiT"]
+)
 def test_backbones_and_classifiers_are_explained(name: str) -> None:
     model, images = zoo.model(name), zoo.images(name)
     concept = Concept.from_images(model, images[:2])
@@ -79,7 +86,12 @@ def test_saved_and_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     file = concept.save(folder / "deep" / "noise.safetensors")
     again = Concept.load(file)
     assert torch.equal(again.vector, concept.vector)
-    assert (again.similarity, again.name, again.model, again.examples) == ("cosine", "noise", concept.model, concept.examples)
+    assert (again.similarity, again.name, again.model, again.examples) == (
+        "cosine",
+        "noise",
+        concept.model,
+        concept.examples,
+    )
     assert [p.name for p in file.parent.iterdir()] == ["noise.safetensors"]
     expected = vitreous.explain(model, zoo.images("timm ViT"), "cdam", concept).map
     by_path = vitreous.explain(model, zoo.images("timm ViT"), "cdam", f"concept:{file}")

@@ -283,7 +283,8 @@ CLS += ["hand-written", "sequence first", "open_clip ViT-B-32"]
 def test_cdam_splits_into_values_and_keys(name: str) -> None:
     trace = Trace(zoo.model(name), zoo.images(name))
     total, value, key = (
-        vitreous.explain(zoo.model(name), trace, "cdam", aim(name), split=split).map for split in ("total", "value", "key")
+        vitreous.explain(zoo.model(name), trace, "cdam", aim(name), split=split).map
+        for split in ("total", "value", "key")
     )
     assert off(value + key, total) < 1e-4
     assert value.abs().max() > 0 and key.abs().max() > 0

@@ -27,6 +27,7 @@ import vitreous
 from vitreous import Model, sources
 from vitreous.checkpoint import Blank
 from vitreous.errors import InputError, ModelError, WeightsError
+from vitreous.model import read_labels
 
 SMALL = "test_vit"  # timm's own toy: 160×160, 1000 classes
 CATS = {"tabby", "tiger cat", "Persian cat", "Siamese cat", "Egyptian cat"}
@@ -75,7 +76,6 @@ def test_embedded_by_name(spec: str, tiny: Model) -> None:
 def test_embedded_at_another_size(cat: Path) -> None:
     model = vitreous.load(img_size=(160, 320))
     assert model.size == (160, 320)
-    assert vitreous.explain(model, cat, "rollout").map.shape == (1, 10, 20)
     assert model.label(model.run(model.prepare(cat)).argmax().item()) in CATS
 
 
@@ -197,6 +197,20 @@ def test_hf_with_its_own_processor(hf_folder: Path, cat: Path) -> None:
     larger = vitreous.load(f"hf/{hf_folder}", img_size=(64, 128))
     assert larger.preprocess.mean == pytest.approx([0.3, 0.4, 0.5])
     assert vitreous.explain(larger, cat, "rollout").map.shape == (1, 4, 8)
+
+
+def test_hf_looks_for_the_processor_on_the_hub_too(hf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def find(name: str, local_files_only: bool) -> Any:
+        asked.append(local_files_only)
+        raise OSError("none")
+
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", find)
+    vitreous.load(f"hf/{hf_folder}")
+    assert asked == [False], "a model by name may come from there"
+    assert Model(transformers.ViTForImageClassification.from_pretrained(hf_folder)).size == (64, 64)
+    assert asked == [False, True], "a network that is already here needs no connection"
 
 
 def test_hf_clip_gives_image_features(tmp_path: Path, cat: Path) -> None:
@@ -537,15 +551,19 @@ def test_labels_in_python(labels: Any) -> None:
 def test_labels_from_files(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8", newline="")
     for path in (tmp_path / name, str(tmp_path / name)):
-        assert vitreous.load(SMALL, "random", labels=path).labels == {0: "cat", 1: "dog, hound", 2: "bird"}
+        assert read_labels(path) == {0: "cat", 1: "dog, hound", 2: "bird"}
+    if name == "l.txt":
+        assert vitreous.load(SMALL, "random", labels=path).labels == read_labels(path)
 
 
 def test_labels_from_bad_files(tmp_path: Path) -> None:
     assert refusal(SMALL, "random", labels=tmp_path / "gone.txt").endswith("gone.txt: no such labels file")
     for content in (b"{ broken", b'{"cat": "dog"}', b"3", b"\xff\xfe\xfa"):
         (tmp_path / "bad.json").write_bytes(content)
-        assert "bad.json: holds no labels" in refusal(SMALL, "random", labels=tmp_path / "bad.json")
-    assert "holds no labels" in refusal(SMALL, "random", labels=tmp_path)
+        with pytest.raises(ModelError, match=r"bad\.json: holds no labels \(.*; write one label a line, or JSON"):
+            read_labels(tmp_path / "bad.json")
+    with pytest.raises(ModelError, match="holds no labels"):
+        read_labels(tmp_path)
 
 
 def test_labels_make_a_classifier(tmp_path: Path, small_open_clip: str) -> None:

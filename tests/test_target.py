@@ -184,14 +184,27 @@ def test_text_targets_of_hf_clip(tmp_path: Any) -> None:
     import transformers
 
     torch.manual_seed(0)
-    words = ["<|startoftext|>", "<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz", *(c + "</w>" for c in "abcdefghijklmnopqrstuvwxyz")]
+    words = [
+        "<|startoftext|>",
+        "<|endoftext|>",
+        *"abcdefghijklmnopqrstuvwxyz",
+        *(c + "</w>" for c in "abcdefghijklmnopqrstuvwxyz"),
+    ]
     (tmp_path / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(words)}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = transformers.CLIPTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=16)
+    tokenizer = transformers.CLIPTokenizer(
+        str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=16
+    )
     part = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.CLIPConfig(
         vision_config={**part, "image_size": 64, "patch_size": 16},
-        text_config={**part, "vocab_size": len(words), "max_position_embeddings": 16, "eos_token_id": 1, "bos_token_id": 0},
+        text_config={
+            **part,
+            "vocab_size": len(words),
+            "max_position_embeddings": 16,
+            "eos_token_id": 1,
+            "bos_token_id": 0,
+        },
         projection_dim=16,
     )
     net = transformers.CLIPModel(config).eval()

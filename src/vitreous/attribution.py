@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,9 +92,17 @@ class Attribution:
 
     @property
     def targets(self) -> list[str | None]:
-        """What is explained in each image."""
-        each = (self.target or "").split(";")
-        return list(each) if len(each) == len(self) > 1 else [self.target] * len(self)
+        """What is explained in each image: "6;7" is 6 and 7, "6;7-1;2" is 6-1 and 7-2; words are never split."""
+        count, text = len(self), self.target or ""
+        if count < 2 or not re.fullmatch(r"[\d;-]+", text):
+            return [self.target] * count
+        each = text.split(";")
+        if len(each) == count and len({one.count("-") for one in each}) == 1:
+            return list(each)
+        sides = [side.split(";") for side in text.split("-")]
+        if any(len(side) not in (1, count) for side in sides):
+            return [self.target] * count
+        return ["-".join(side[i % len(side)] for side in sides) for i in range(count)]
 
     @property
     def names(self) -> list[str]:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,9 @@ from vitreous.types import HeadRows, Heads, Keys, Row, Weights
 class Enough(BaseException):
     """Raised inside the model once all that was asked for has been seen (no `except Exception` of a model stops it)."""
 
+
+if TYPE_CHECKING:
+    from vitreous.follow import Follower
 
 ROWS = 512  # how many rows of A are formed at a time where all are read
 
@@ -54,6 +57,7 @@ class Attention:
     scale: float = 1.0
     bias: Tensor | None = None  # [B|1 H|1 N|1 M], added to the scores
     given: Weights | None = None  # A, where the model itself formed it
+    followed: bool = False  # does its backward show A and ∂y/∂A (follow.py)?
     keys: Tensor | None = None  # what autograd knows as K (for the eager door: in the model's own axes)
     fold: Callable[[Tensor], Tensor] = field(default=same, repr=False)  # the model's axes -> [B H N d]
 
@@ -66,6 +70,11 @@ class Attention:
         """B, H, N, M."""
         a = self.given if self.given is not None else cast(Tensor, self.q)
         return a.shape[0], a.shape[1], a.shape[2], self.v.shape[2]
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The precision in which A is computed: at least float32."""
+        return torch.promote_types(self.v.dtype, torch.float32)
 
     @property
     def weights(self) -> Weights:
@@ -159,9 +168,10 @@ class Capture(TorchFunctionMode):
         most: int | None = None,
         cut: Entry | None = None,
         edit: Callable[[Tensor], Tensor] = same,
+        follower: Follower | None = None,
     ) -> None:
         super().__init__()
-        self.images, self.most, self.cut, self.edit = images, most, cut, edit
+        self.images, self.most, self.cut, self.edit, self.follower = images, most, cut, edit, follower
         self.names: dict[int, str] = {id(module): name for name, module in net.named_modules()}
         self.calls: list[Attention] = []
         self.mixed: list[str] = []  # modules that change A between softmax and A·V
@@ -233,9 +243,16 @@ class Capture(TorchFunctionMode):
         door: str = "sdpa",
     ) -> Tensor:
         """F.scaled_dot_product_attention, watched."""
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        options: dict[str, Any] = {
+            "attn_mask": attn_mask,
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            "scale": scale,
+        }
+        follower = self.follower if self.follower is not None and self.follower.follows(query, key) else None
+        out = query  # replaced below where the pass is followed
+        if follower is None:
+            out = F.scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
         fold = folding(query.ndim, self.images)
         q, k, v = fold(query), fold(key), fold(value)
         if enable_gqa:
@@ -244,8 +261,11 @@ class Capture(TorchFunctionMode):
         bias = additive(attn_mask, is_causal, query, key)
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
-        self.keep(Attention(self.caller(), door, out, v, q, k, s, bias, keys=k, fold=fold))
-        return out
+        call = Attention(self.caller(), door, out, v, q, k, s, bias, keys=k, fold=fold)
+        if follower is not None:
+            call.followed, call.node = True, follower.attend(call, options)
+        self.keep(call)
+        return call.node
 
     def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's own function, run over globals in which its attention is the watched one."""

@@ -52,7 +52,9 @@ class ImageFolder:
         told = hashlib.sha256()
         for file in self.files:
             stat = file.stat()
-            told.update(f"{file.relative_to(self.root)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace"))
+            told.update(
+                f"{file.relative_to(self.root)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace")
+            )
         return told.hexdigest()[:16]
 
 
@@ -144,15 +146,7 @@ class Reader:
             raise InputError(f"the pictures come out of preprocessing in different sizes: {sizes[:5]}")
         return list(made), torch.stack(list(made.values())) if made else None
 
-    def check(self, numbers: list[int]) -> None:
-        """Raise unless every class has a readable picture among these."""
-        groups = self.folder.by_class(numbers)
-        for label, why in zip(groups, self._pool.map(self._why_none, groups.values())):
-            if why is not None:
-                name = self.folder.classes[label]
-                raise InputError(f"no picture of class {name} to learn from can be read: {why}")
-
-    def _why_none(self, numbers: list[int]) -> str | None:
+    def why_none(self, numbers: list[int]) -> str | None:
         """What is wrong with the first of these pictures, if none can be read."""
         why = None
         for number in numbers:
@@ -162,6 +156,16 @@ class Reader:
             except InputError as error:
                 why = why or str(error)
         return why
+
+    def check(self, learn: list[int], check: list[int]) -> None:
+        """Raise unless there is something readable to learn from in every class, and something to check on."""
+        groups = self.folder.by_class(learn)
+        for label, why in zip(groups, self._pool.map(self.why_none, groups.values())):
+            if why is not None:
+                raise InputError(f"no picture of class {self.folder.classes[label]} to learn from can be read: {why}")
+        why = self.why_none(check)
+        if why is not None:
+            raise InputError(f"no picture kept for validation can be read: {why}")
 
 
 # -------------------------------------------------------------------------------------------------------- augmentation

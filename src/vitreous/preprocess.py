@@ -147,9 +147,9 @@ def of_timm(net: nn.Module, size: tuple[int, int] | None = None) -> Preprocess:
     return adapt(create_transform(**config))
 
 
-def of_hf(net: Any, size: tuple[int, int] | None = None) -> Preprocess:
+def of_hf(net: Any, size: tuple[int, int] | None = None, local: bool = True) -> Preprocess:
     """The image processor saved with the model; else the one usual for this architecture, at the model's own size."""
-    saved = saved_processor(str(getattr(net.config, "_name_or_path", "")))
+    saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
     size = size or expected_size(net) or (224, 224)
@@ -158,12 +158,12 @@ def of_hf(net: Any, size: tuple[int, int] | None = None) -> Preprocess:
     return default(size, *IMAGENET) if usual is None else resized(usual, size)
 
 
-def saved_processor(name: str) -> Any:
-    """The image processor in a folder or in the local cache, if there is one."""
+def saved_processor(name: str, local: bool) -> Any:
+    """The image processor in a folder or in the local cache (or, not only `local`, on the hub), if there is one."""
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(name, local_files_only=True) if name else None
+        return AutoImageProcessor.from_pretrained(name, local_files_only=local) if name else None
     except Exception:  # none was saved, or it needs what is not installed: the usual one serves
         return None
 

@@ -30,12 +30,16 @@ def load(
     *,
     img_size: int | Size | None = None,
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
+    probe: str | Path | None = None,
 ) -> Model:
     """A model by name.
 
     "timm/NAME" or NAME, "hf/ID" or "hf/FOLDER", "torchvision/NAME", "openclip/NAME[:TAG]"; nothing: the embedded one.
     `weights`: a .safetensors or .pth file, or "random"; nothing: the published ones. `img_size`: another input size.
+    `probe`: a file of `vitreous probe train`, whose classes take the place of the model's own.
     """
+    if probe is not None and labels is not None:
+        raise ModelError("a probe brings its own labels; give either labels or a probe")
     spec = EMBEDDED if spec is None else spec
     source, _, name = spec.partition("/")
     if source not in LOADERS:
@@ -45,6 +49,10 @@ def load(
     if labels is not None:
         given = labels if isinstance(labels, Mapping) or not isinstance(labels, str | Path) else read_labels(labels)
         model = Model(model.net, model._preprocess, given, name=model.name, forward=model._forward, classifier=True)
+    if probe is not None:
+        from vitreous.probed import attach
+
+        model = attach(model, probe)
     model.net.eval().requires_grad_(False)
     return model.to(where, kind)
 
@@ -107,7 +115,7 @@ def load_timm(name: str, weights: str | None, size: Size | None) -> Model:
     if state is not None:
         options |= classes_in(state)
     try:
-        with nullcontext() if state is None else Blank():
+        with hush(), nullcontext() if state is None else Blank():
             net = timm.create_model(name, pretrained=weights is None, **options)
     except Exception as error:
         if "img_size" in str(error) and size is not None:
@@ -138,7 +146,8 @@ def load_hf(name: str, weights: str | None, size: Size | None) -> Model:
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise ModelError(f"hf/{name}: no such folder")
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        with hush():
+            config = transformers.AutoConfig.from_pretrained(name)
     except Exception as error:
         raise ModelError(f"hf/{name}: no such folder or hub model, or no connection ({one_line(error, 160)})") from None
     wanted = (getattr(config, "architectures", None) or [""])[0]
@@ -152,12 +161,12 @@ def load_hf(name: str, weights: str | None, size: Size | None) -> Model:
     except Exception as error:
         raise ModelError(f"hf/{name}: cannot be loaded ({one_line(error, 200)})") from error
     net.config._name_or_path = name  # where its image processor lies
-    return Model(net, preprocess.of_hf(net, size), name=Path(name).name)
+    return Model(net, preprocess.of_hf(net, size, local=False), name=Path(name).name)
 
 
 def from_folder(made: Any, name: str) -> Any:
     """from_pretrained, which fills what a checkpoint lacks with noise; here that is an error."""
-    with quiet() if Path(name).is_dir() else nullcontext():
+    with quiet() if Path(name).is_dir() else hush():  # a download shows how far it is
         net, told = made.from_pretrained(name, output_loading_info=True)
     missing = sorted(told["missing_keys"])
     if missing and all(key.split(".")[0] == "pooler" for key in missing):  # not part of what was trained

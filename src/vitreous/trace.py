@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.capture import Attention, Capture, Enough, same, widen
 from vitreous.errors import CaptureError, OptionError, Unsupported
+from vitreous.follow import Follower, Visitor
 from vitreous.model import Model
 from vitreous.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
@@ -45,6 +46,7 @@ class Trace:
         self.layout = model.layout_at(self.size)
         self._record: Record | None = None
         self._cuts: dict[int, Record] = {}
+        self._followed: tuple[Record, Follower] | None = None
         self._amp = torch.is_autocast_enabled(self.images.device.type)
 
     def __len__(self) -> int:
@@ -69,7 +71,9 @@ class Trace:
 
     def any_whole(self) -> Record:
         """A run with an output, whichever there is."""
-        runs = [run for run in (self._record, *self._cuts.values()) if run is not None and run.output is not None]
+        followed = self._followed[0] if self._followed is not None else None
+        kept = (self._record, followed, *self._cuts.values())
+        runs = [run for run in kept if run is not None and run.output is not None]
         return runs[0] if runs else self.record(whole=True)
 
     def run(
@@ -82,6 +86,7 @@ class Trace:
         edit: Edit = same,
         copies: int = 1,
         extend: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
+        follower: Follower | None = None,
     ) -> Record:
         """A new run.
 
@@ -106,7 +111,7 @@ class Trace:
                 for hook in self._extend_hooks(extend):
                     stack.callback(hook.remove)
             stack.enter_context(suppress(Enough))
-            seen = stack.enter_context(Capture(self.model.module, len(images), most, entry, edit))
+            seen = stack.enter_context(Capture(self.model.module, len(images), most, entry, edit, follower))
             output = self.model.run(images)
         layers = tuple(call for call in seen.calls if layout.is_layer(call, len(images)))
         pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, len(images))]
@@ -193,7 +198,7 @@ class Trace:
     @property
     def readout(self) -> Row:
         """ρ: how much the head reads of each token, [B N], each row sums to one."""
-        pool = self.record().pool
+        pool = self.any_whole().pool if self.layout.pooled else None
         if pool is not None:
             return pool.weights.detach().mean((1, 2)).expand(len(self), -1)
         weights = torch.zeros(self.layout.tokens, dtype=torch.float32, device=self.images.device)
@@ -210,7 +215,7 @@ class Trace:
 
     def read_layer(self, layer: Attention) -> HeadRows:
         """ρᵀA of every head; no other row of A is formed."""
-        return layer.read(self.readout.to(layer_dtype(layer)), self.read_tokens)
+        return layer.read(self.readout.to(layer.wide), self.read_tokens)
 
     def map(self, values: Row) -> Map:
         """One value per token to a map."""
@@ -240,6 +245,26 @@ class Trace:
         """∂y/∂O of every layer, in the axes of its `node`; zeros where the output does not depend on a layer."""
         record = self.record(whole=True, grad=True)
         return gradients(self.score(target, record), [layer.node for layer in record.layers])
+
+    def followed(self) -> tuple[Record, Follower]:
+        """A run whose backward shows A and ∂y/∂A of every layer."""
+        if self._followed is None:
+            follower = Follower(self.layout.tokens)
+            self._followed = self.run(self.images, cut=self.layer_number(0), follower=follower), follower
+        return self._followed
+
+    def follow(self, target: Target, visit: Visitor) -> None:
+        """Show A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
+        record, follower = self.followed()
+        assert record.entry is not None
+        y = self.score(target, record)
+        if all(layer.followed for layer in record.layers):
+            follower.visitor = visit
+            gradients(y, [record.entry])
+            follower.visitor = None
+            return
+        for layer, grad in reversed(list(zip(record.layers, gradients(y, [one.node for one in record.layers])))):
+            visit(layer, ((rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks()))
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
         """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); costs the rest only."""
@@ -292,7 +317,3 @@ def repeated(block: nn.Module, copies: int, axis: int) -> Any:
     stack = ExitStack()
     stack.callback(block.register_forward_pre_hook(repeat, with_kwargs=True).remove)
     return stack
-
-
-def layer_dtype(layer: Attention) -> torch.dtype:
-    return torch.promote_types(layer.v.dtype, torch.float32)

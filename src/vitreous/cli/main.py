@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from vitreous.cli.arguments import AsJson, Device, ImageSize, LabelsFile, ModelName, ProbeFile, WeightsFile
+from vitreous.cli.probe import app as probe_app
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
 
 INTERRUPTED = 130
 OUT = Path("vitreous-out")
-COMMANDS = ("explain", "methods", "models")
+COMMANDS = ("explain", "methods", "models", "probe")
 
 app = typer.Typer(
     name="vitreous",
@@ -22,22 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="timm name, hf/ID-or-folder, torchvision/NAME, openclip/NAME; default: the embedded one."
-    ),
-]
-WeightsFile = Annotated[
-    str | None, typer.Option("--weights", "-w", help="Checkpoint file (.safetensors, .pth), or random.")
-]
-LabelsFile = Annotated[Path | None, typer.Option("--labels", help="Class names: one a line, or JSON.")]
-ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input size: 384 or 224x448.")]
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+app.add_typer(probe_app, name="probe")
 
 
 def version(asked: bool | None) -> None:
@@ -72,6 +59,7 @@ def explain(
         list[str] | None, typer.Option("--set", "-s", help="A method's option: rollout.discard=0.9. May be repeated.")
     ] = None,
     labels: LabelsFile = None,
+    probe: ProbeFile = None,
     img_size: ImageSize = None,
     device: Device = None,
     cells: Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")] = False,
@@ -83,7 +71,7 @@ def explain(
 
     command.run(
         sources=images,
-        load=lambda: load_model(model, weights, device, img_size, labels),
+        load=lambda: load_model(model, weights, device, img_size, labels, probe),
         methods=method,
         target=target,
         settings=parse_settings(options or []),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from vitreous.errors import OptionError
 from vitreous.model import Model
@@ -48,11 +51,19 @@ def pick_methods(text: str) -> tuple[list[Method], bool]:
 
 
 def load_model(
-    spec: str | None, weights: str | None, device: str | None, img_size: str | None, labels: Path | None
+    spec: str | None,
+    weights: str | None,
+    device: str | None,
+    img_size: str | None,
+    labels: Path | None = None,
+    probe: Path | None = None,
 ) -> Model:
-    from vitreous.sources import load
+    from vitreous.sources import EMBEDDED, load
 
-    return load(spec, weights, device, img_size=parse_size(img_size), labels=labels)
+    here = spec in (None, EMBEDDED) or Path(str(spec).removeprefix("hf/")).is_dir()
+    if weights is None and not here and sys.stderr.isatty():
+        typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
+    return load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe)
 
 
 def parse_size(text: str | None) -> int | tuple[int, int] | None:

@@ -12,7 +12,7 @@ from vitreous.errors import OptionError
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method
 from vitreous.target import Target
-from vitreous.trace import Trace, layer_dtype
+from vitreous.trace import Trace
 from vitreous.types import Map, Row
 
 
@@ -34,7 +34,7 @@ def rollout(
     """
     layers = trace.attention
     check_start(trace, start_layer)
-    carried: Row = trace.readout.to(layer_dtype(layers[-1]))  # [B N]
+    carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
     rows = trace.read_tokens  # only these rows of the last layer are ever read
     for layer in reversed(layers[start_layer:]):
         if discard > 0:
@@ -48,7 +48,7 @@ def rollout(
 
 
 def check_start(trace: Trace, start_layer: int) -> None:
-    last = len(trace.attention) - 1
+    last = len(trace.layout.entries) - 1
     if start_layer > last:
         raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
 

@@ -5,11 +5,12 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitreous.capture import sum_of
+from vitreous.capture import Attention, sum_of
+from vitreous.follow import Chunks
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
 from vitreous.target import Target
-from vitreous.trace import Trace, layer_dtype
+from vitreous.trace import Trace
 from vitreous.types import Map
 
 
@@ -22,21 +23,22 @@ def gae(
 ) -> Map:
     """Generic attention explainability: attention that raises the score, followed through every layer.
 
-    R ← R + mean_h (∇A ⊙ A)⁺ · R, R₀ = I; ρᵀ(R − I)
+    R ← R + mean_h (∇A ⊙ A)⁺ · R, R₀ = I; ρᵀ(R − I), carried as one row from the last layer to the first
     """
-    grads = trace.grads(target)
-    layers = trace.record(grad=True).layers
     check_start(trace, start_layer)
-    read = trace.readout.to(layer_dtype(layers[-1]))
-    gained, rows = (
-        torch.zeros_like(read),
-        trace.read_tokens,
-    )  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
-    for layer, grad in reversed(list(zip(layers, grads))[start_layer:]):
-        row = (read + gained)[:, None, None]  # [B 1 1 N]
-        gained = gained + sum_of(
-            (row[..., i] @ layer.weights_grad(grad, i).mul_(a).clamp_min_(0)).mean((1, 2))
-            for i, a in layer.chunks(rows)
-        )
-        rows = None
+    trace.followed()  # the one run that all below is read from
+    read = trace.readout
+    gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
+    left = len(trace.layout.entries)
+
+    def visit(layer: Attention, chunks: Chunks) -> None:
+        nonlocal gained, left
+        left -= 1
+        row = (read + gained)[:, None, None].to(layer.wide)  # [B 1 1 N]
+        steps = ((row[..., rows] @ product.clamp_min(0)).mean((1, 2)) for rows, _, product in chunks)
+        step = sum_of(steps)
+        if left >= start_layer:
+            gained = gained + step
+
+    trace.follow(target, visit)
     return trace.map(gained)

@@ -4,13 +4,13 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from vitreous.capture import Attention
+from vitreous.follow import Chunks
 from vitreous.methods.attention.rollout import check_start, step, trim
 from vitreous.registry import method
 from vitreous.target import Target
-from vitreous.trace import Trace, layer_dtype
+from vitreous.trace import Trace
 from vitreous.types import Map
 
 
@@ -28,24 +28,26 @@ def grad_rollout(
 
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """
-    grads = trace.grads(target)
-    layers = trace.record(grad=True).layers
     check_start(trace, start_layer)
-    carried = trace.readout.to(layer_dtype(layers[-1]))
-    rows = trace.read_tokens
-    for layer, grad in reversed(list(zip(layers, grads))[start_layer:]):
+    trace.followed()  # the one run that all below is read from
+    carried = trace.readout
+    left = len(trace.layout.entries)
+
+    def visit(layer: Attention, chunks: Chunks) -> None:
+        nonlocal carried, left
+        left -= 1
+        wanted = ((rows, product.mean(1).clamp_min_(0)) for rows, _, product in chunks)
+        row = carried.to(layer.wide)
         if discard > 0:
-            whole = torch.cat([a for _, a in wanted(layer, grad, None)], 1)
-            carried = step(carried, trim(whole, discard, ()), 0.5)
+            whole = trim(torch.cat([part for _, part in wanted], 1), discard, ())
+            row = step(row, whole, 0.5)
         else:
-            total = torch.zeros_like(carried)
-            for i, a in wanted(layer, grad, rows):
-                total += step(carried, a, 0.5, i)
-            carried = total
-        rows = None
+            total = torch.zeros_like(row)
+            for rows, part in wanted:
+                total += step(row, part, 0.5, rows)
+            row = total
+        if left >= start_layer:
+            carried = row
+
+    trace.follow(target, visit)
     return trace.map(carried)
-
-
-def wanted(layer: Attention, grad: Tensor, rows: list[int] | None) -> list[tuple[slice | list[int], Tensor]]:
-    """Ā by rows: attention times gradient, the mean of the heads, then what is positive."""
-    return [(i, (a * layer.weights_grad(grad, i)).mean(1).clamp_min(0)) for i, a in layer.chunks(rows)]

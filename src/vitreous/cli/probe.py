@@ -1,0 +1,187 @@
+"""`vitreous probe train` and `vitreous probe eval`: classes of one's own on a backbone that stays as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitreous.cli.arguments import AsJson, Device, ImageSize, ModelName, WeightsFile
+from vitreous.errors import OptionError
+
+if TYPE_CHECKING:
+    from vitreous.probe import Evaluation, Progress, Report
+
+OUT = Path("probe.safetensors")
+SHOWN = 10  # skipped pictures that are named
+FEW = 100  # steps of Adam
+
+app = typer.Typer(help="Train a linear classifier for classes of your own, and measure it.")
+
+DataFolder = Annotated[Path, typer.Argument(help="A folder with one sub-folder of pictures per class.", metavar="DATA")]
+BatchSize = Annotated[int, typer.Option("--batch", help="Pictures at a time.", min=1)]
+
+
+@app.command()
+def train(
+    data: DataFolder,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = OUT,
+    epochs: Annotated[int, typer.Option(help="Passes over the pictures.", min=1)] = 10,
+    batch: BatchSize = 128,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
+    validation: Annotated[float, typer.Option(help="Share of every class to choose the best epoch by.")] = 0.1,
+    augment: Annotated[bool, typer.Option(help="Random crops and mirroring; without, each picture runs once.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the split, the order and the crops.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted run.")] = False,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a linear head for the classes of a folder. An interrupted run goes on where it was."""
+    from vitreous import probe
+    from vitreous.cli.options import load_model
+    from vitreous.imagefolder import open_folder
+
+    if weights == "random":
+        raise OptionError("--weights random: these are others every time, so that no probe on them could be used again")
+    open_folder(data)  # what is wrong with it is said before a model is loaded
+    backbone = load_model(model, weights, device, img_size)
+    try:
+        with bar(hidden=as_json) as show:
+            report = probe.train(
+                backbone,
+                data,
+                out,
+                epochs=epochs,
+                batch=batch,
+                lr=lr,
+                validation=validation,
+                augment=augment,
+                seed=seed,
+                resume=not fresh,
+                progress=show,
+            )
+    except KeyboardInterrupt:
+        if probe.unfinished(out):
+            typer.secho("note: the same command, given again, goes on from here", err=True, fg="yellow")
+        raise
+    given = {"--model": model, "--weights": weights, "--img-size": img_size, "--probe": str(out)}
+    tell_trained(report, [word for pair in given.items() if pair[1] is not None for word in pair if word], as_json)
+
+
+@app.command("eval")
+def evaluate(
+    file: Annotated[Path, typer.Argument(help="A file of vitreous probe train.", metavar="PROBE")],
+    data: DataFolder,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    batch: BatchSize = 128,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a probe on a folder of classes: its accuracy, in all and for each class."""
+    from vitreous import probe
+    from vitreous.cli.options import load_model
+    from vitreous.imagefolder import open_folder
+
+    open_folder(data, probe.load_probe(file).classes)
+    probed = load_model(model, weights, device, img_size, None, file)
+    with bar(hidden=as_json) as show:
+        found = probe.evaluate(probed, data, batch=batch, progress=show)
+    tell_measured(found, as_json)
+
+
+@contextmanager
+def bar(hidden: bool) -> Iterator[Callable[[Progress], None]]:
+    """On a terminal: how far it is, the loss, the accuracy and the time left."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[said]}"),
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as shown:
+        tasks: dict[str, rich.TaskID] = {}
+
+        def show(at: Progress) -> None:
+            if at.stage not in tasks:
+                tasks[at.stage] = shown.add_task(at.stage, total=at.total, said="")
+            shown.update(tasks[at.stage], completed=at.done, total=at.total, said=said(at))
+
+        yield show
+
+
+def said(at: Progress) -> str:
+    loss = "" if at.loss is None else f"loss {at.loss:.3f}  "
+    return loss + ("" if at.accuracy is None else f"accuracy {at.accuracy:.1%}")
+
+
+def tell_trained(report: Report, use: list[str], as_json: bool) -> None:
+    """What was written, how good it is and how to use it."""
+    if as_json:
+        told = {**asdict(report), "out": str(report.out), "skipped": as_list(report.skipped)}
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(
+            f"{report.out}: {len(report.classes)} classes on {report.backbone}, from {report.learned} pictures; "
+            f"accuracy {report.accuracy:.1%} on {report.validated} (epoch {report.best} of {len(report.epochs)})"
+        )
+        typer.echo(f"use it: vitreous explain IMAGE {shlex.join(use)}")
+        if report.steps < FEW:
+            more = math.ceil(FEW / report.steps) * len(report.epochs)
+            note = f"{report.steps} steps are few for so small a set; try --epochs {more}"
+            typer.secho(f"note: {note}", err=True, fg="yellow")
+    tell_skipped(report.skipped)
+
+
+def tell_measured(found: Evaluation, as_json: bool) -> None:
+    if as_json:
+        classes = [{**asdict(score), "accuracy": score.accuracy} for score in found.classes]
+        told = {**asdict(found), "classes": classes, "skipped": as_list(found.skipped)}
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        show_table(found)
+        typer.echo(f"\naccuracy {found.accuracy:.1%} on {found.images} pictures, {found.model}")
+    tell_skipped(found.skipped)
+
+
+def show_table(found: Evaluation) -> None:
+    """One row a class."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("class", "images", "accuracy", "most confused with"):
+        table.add_column(head, justify="right" if head in ("images", "accuracy") else "left", overflow="fold")
+    for score in found.classes:
+        share = "–" if score.accuracy is None else f"{score.accuracy:.1%}"
+        confused = "" if score.confused is None else f"{score.confused} ({score.times}×)"
+        table.add_row(Text(score.name), str(score.images), share, Text(confused))
+    Console(highlight=False).print(table)
+
+
+def as_list(skipped: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"image": image, "reason": reason} for image, reason in skipped.items()]
+
+
+def tell_skipped(skipped: dict[str, str]) -> None:
+    for reason in list(skipped.values())[:SHOWN]:
+        typer.secho(f"skipped: {reason}", err=True, fg="yellow")
+    if len(skipped) > SHOWN:
+        typer.secho(f"skipped: {len(skipped)} pictures in all", err=True, fg="yellow")
