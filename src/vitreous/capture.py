@@ -163,16 +163,19 @@ class Capture(TorchFunctionMode):
 
     def __init__(
         self,
-        net: nn.Module,
+        net: nn.Module | dict[int, str],
         images: int,
         most: int | None = None,
         cut: Entry | None = None,
         edit: Callable[[Tensor], Tensor] = same,
         follower: Follower | None = None,
+        since: int = 0,
     ) -> None:
         super().__init__()
         self.images, self.most, self.cut, self.edit, self.follower = images, most, cut, edit, follower
-        self.names: dict[int, str] = {id(module): name for name, module in net.named_modules()}
+        self.names = names_of(net) if isinstance(net, nn.Module) else net
+        self.since = since  # calls before this one are not kept
+        self._calls = 0
         self.calls: list[Attention] = []
         self.mixed: list[str] = []  # modules that change A between softmax and A·V
         self.grids: list[tuple[int, int]] = []  # output sizes of convolutions: one of them cut the patches
@@ -196,6 +199,8 @@ class Capture(TorchFunctionMode):
             return self.multi_head(func, args, kwargs)
         if func is F.linear:
             args = (self.enter("linear", args[0]), *args[1:])
+            if self.follower is not None and self.follower.reads(args[0]):
+                func = self.follower.linear
         out = func(*args, **kwargs)
         if func in NORMS:
             out = self.enter("norm", out)
@@ -249,7 +254,8 @@ class Capture(TorchFunctionMode):
             "is_causal": is_causal,
             "scale": scale,
         }
-        follower = self.follower if self.follower is not None and self.follower.follows(query, key) else None
+        follower = self.follower if self.leaf is not None else None
+        follower = follower if follower is not None and follower.follows(query, key) else None
         out = query  # replaced below where the pass is followed
         if follower is None:
             out = F.scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
@@ -312,13 +318,14 @@ class Capture(TorchFunctionMode):
             self.keep(Attention(self.caller(), "eager", out, fold_v(v), given=fold_a(a), keys=keys, fold=fold))
 
     def keep(self, call: Attention) -> None:
-        if self.cut is None or self.leaf is not None:  # what comes before the cut is of no use
-            self.calls.append(call)
+        self._calls += 1
+        if self._calls > self.since and (self.cut is None or self.leaf is not None):
+            self.calls.append(call)  # what comes before the cut is of no use
         self.entries.append(self.entry(call.shape[1], call.v.shape[-1]))
         self.ways.append(self.entries[-1])
         self._recent.clear()
         self._following = False
-        if self.most is not None and len(self.calls) >= self.most:
+        if self.most is not None and self._calls >= self.most:
             raise Enough
 
     def see_change(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
@@ -351,6 +358,11 @@ class Capture(TorchFunctionMode):
                     return name
             frame = frame.f_back
         return ""
+
+
+def names_of(net: nn.Module) -> dict[int, str]:
+    """A module's name by its identity."""
+    return {id(module): name for name, module in net.named_modules()}
 
 
 MHA_SIGNATURE = inspect.signature(F.multi_head_attention_forward)

@@ -38,6 +38,7 @@ class Layout:
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read
     entries: tuple[Entry, ...] = ()  # where the tokens that enter each layer are made
     sequence_first: bool = False  # the model's tokens are [N B D]
+    probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     obstacle: str | None = None  # why token attention cannot be followed: "attends in 7×7 windows"
 
     @property
@@ -94,7 +95,7 @@ def probe(model: Model, size: tuple[int, int], given: Layout | None = None) -> L
         return found
     head = [seen.linear[0]] if seen.linear is not None and seen.linear[1] is output else []
     readout, share = find_readout(seen.calls[layers[-1]], [output, *head], found)
-    return replace(found, readout=readout, share=None if pooled else share)
+    return replace(found, readout=readout, share=None if pooled else share, probed=True)
 
 
 def geometry(seen: Capture, first: Attention | None, size: tuple[int, int]) -> tuple[tuple[int, int], int, int]:

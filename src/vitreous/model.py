@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -81,7 +83,7 @@ class Model:
         return self._like().dtype
 
     def _like(self) -> Tensor:
-        tensors = (*self.module.parameters(), *self.module.buffers())
+        tensors = chain(self.module.parameters(), self.module.buffers())
         return next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
 
     @property
@@ -166,23 +168,28 @@ class Model:
         other = usual is not None and tuple(images.shape[-2:]) != usual
         return {"interpolate_pos_encoding": True} if other else {}
 
-    @property
-    def watched(self) -> bool:
-        """Has someone hooked into the network, so that every run must go to its end?"""
-        return any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for m in self.module.modules())
-
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> Iterator[Still]:
         """One thread at a time, in eval mode, eager; all as it was afterwards, also after an error."""
         lock = _LOCKS.setdefault(self.module, threading.RLock())
         with lock, ExitStack() as stack:
-            training = [module for module in self.module.modules() if module.training]
-            for module in training:
-                stack.callback(setattr, module, "training", True)
-                module.training = False
-            if is_compiled(self.net):
+            modules = list(self.module.named_modules())
+            for _, module in modules:
+                if module.training:
+                    stack.callback(setattr, module, "training", True)
+                    module.training = False
+            if self.net is not self.module or any(is_compiled(module) for _, module in modules):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
+            hooked = any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for _, m in modules)
+            yield Still({id(module): name for name, module in modules}, hooked)
+
+
+@dataclass(frozen=True)
+class Still:
+    """What is known of a network that holds still."""
+
+    names: dict[int, str]  # of its modules, by identity
+    hooked: bool  # someone has hooked into it, so that every run must go to its end
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -193,8 +200,8 @@ def unwrap(net: nn.Module) -> nn.Module:
     return net if inner is None else unwrap(inner)
 
 
-def is_compiled(net: nn.Module) -> bool:
-    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) for m in net.modules())
+def is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def read_output(raw: Any, name: str) -> Output:

@@ -34,6 +34,7 @@ class Record:
     )  # None: the run ended at the last layer's attention, nothing later was asked for
     embedding: Tensor | None  # what the classifier read; the output itself where there is none
     entry: Tensor | None = None  # T, where gradients begin: the tokens that enter a layer's attention
+    since: int = 0  # the first layer in `layers`
 
 
 class Trace:
@@ -54,19 +55,20 @@ class Trace:
 
     # ------------------------------------------------------------------------------------------------- recording
 
-    def record(self, *, whole: bool = False, grad: bool = False) -> Record:
-        """The recorded run; made again, once, when more is asked of it than it holds."""
+    def record(self, *, whole: bool = False, grad: bool = False, since: int = 0) -> Record:
+        """The recorded run, of layer `since` and later; made again, once, when more is asked of it than it holds."""
         kept = self._record
-        if kept is None or (whole and kept.output is None) or (grad and not kept.images.requires_grad):
+        short = kept is None or kept.since > since or (whole and kept.output is None)
+        if kept is None or short or (grad and not kept.images.requires_grad):
             images = self.images.detach().clone().requires_grad_() if grad else self.images
-            kept = self._record = self.run(images, whole=whole, grad=grad)
+            kept = self._record = self.run(images, whole=whole, grad=grad, since=since)
         return kept
 
     def cut(self, layer: int = -1) -> Record:
         """A run that is differentiable only from the tokens that enter a layer's attention (`entry`)."""
         number = self.layer_number(layer)
         if number not in self._cuts:
-            self._cuts[number] = self.run(self.images, cut=number)
+            self._cuts[number] = self.run(self.images, cut=number, follower=self.follower(number, ends=False))
         return self._cuts[number]
 
     def any_whole(self) -> Record:
@@ -87,6 +89,7 @@ class Trace:
         copies: int = 1,
         extend: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
         follower: Follower | None = None,
+        since: int = 0,
     ) -> Record:
         """A new run.
 
@@ -94,30 +97,30 @@ class Trace:
         this layer's block on. `extend`: rows to add behind the last block's, made of what leaves every block; then no
         gradient passes from one block to the next.
         """
-        device, layout, watched = self.images.device.type, self.layout, self.model.watched
+        device, layout = self.images.device.type, self.layout
         if copies > 1 and len(layout.blocks) != len(layout.entries):  # no module to begin at: copy the images
             images, copies = images.repeat_interleave(copies, 0), 1
-        most = None if whole or grad or cut is not None or watched else layout.calls
         entry = None if cut is None else layout.entries[cut]
         output = None
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=self._amp))
-            stack.enter_context(self.model.still())
+            still = stack.enter_context(self.model.still())
+            most = None if whole or grad or cut is not None or still.hooked else layout.calls
             if copies > 1:
                 stack.enter_context(repeated(self.block(cut or 0), copies, self.batch_axis))
             if extend is not None:
                 for hook in self._extend_hooks(extend):
                     stack.callback(hook.remove)
             stack.enter_context(suppress(Enough))
-            seen = stack.enter_context(Capture(self.model.module, len(images), most, entry, edit, follower))
+            seen = stack.enter_context(Capture(still.names, len(images), most, entry, edit, follower, since))
             output = self.model.run(images)
         layers = tuple(call for call in seen.calls if layout.is_layer(call, len(images)))
         pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, len(images))]
         head = seen.linear if self.model.classifier is not False else None  # a backbone's last layer is no classifier
         embedding = head[0] if head is not None and head[1] is output else output
-        return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf)
+        return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf, since)
 
     def _extend_hooks(self, extend: Callable[[tuple[Tensor, ...]], Tensor]) -> list[Any]:
         """Hooks on the blocks that take what leaves them, part them for the gradient, and add rows behind the last."""
@@ -184,11 +187,12 @@ class Trace:
         return index % count
 
     def layer(self, index: int) -> Attention:
-        """A layer's attention."""
-        layers = self.attention
-        if not -len(layers) <= index < len(layers):
-            raise OptionError(f"layer {index} is out of range: {self.model.name} has layers 0 to {len(layers) - 1}")
-        return layers[index]
+        """A layer's attention; what comes before it is not kept."""
+        number = self.layer_number(index)
+        record = self.record(since=number if self.layout.calls == len(self.layout.entries) else 0)
+        if len(record.layers) != len(self.layout.entries) - record.since:
+            return self.attention[number]
+        return record.layers[number - record.since]
 
     def verify(self, tolerance: float | None = None) -> None:
         """Raise unless A·V, recomputed, is every layer's own output."""
@@ -249,9 +253,14 @@ class Trace:
     def followed(self) -> tuple[Record, Follower]:
         """A run whose backward shows A and ∂y/∂A of every layer."""
         if self._followed is None:
-            follower = Follower(self.layout.tokens)
+            follower = self.follower(0, ends=True)
             self._followed = self.run(self.images, cut=self.layer_number(0), follower=follower), follower
         return self._followed
+
+    def follower(self, first: int, ends: bool) -> Follower:
+        """For a run that is differentiated from layer `first` on."""
+        read = self.read_tokens if self.layout.probed else None
+        return Follower(self.layout.tokens, len(self.layout.entries) - first, read, ends)
 
     def follow(self, target: Target, visit: Visitor) -> None:
         """Show A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
@@ -261,10 +270,9 @@ class Trace:
         if all(layer.followed for layer in record.layers):
             follower.visitor = visit
             gradients(y, [record.entry])
-            follower.visitor = None
             return
         for layer, grad in reversed(list(zip(record.layers, gradients(y, [one.node for one in record.layers])))):
-            visit(layer, ((rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks()))
+            visit(((rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks()))
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
         """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); costs the rest only."""

@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitreous.capture import Attention, sum_of
+from vitreous.capture import sum_of
 from vitreous.follow import Chunks
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
@@ -31,12 +31,11 @@ def gae(
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
     left = len(trace.layout.entries)
 
-    def visit(layer: Attention, chunks: Chunks) -> None:
+    def visit(chunks: Chunks) -> None:
         nonlocal gained, left
         left -= 1
-        row = (read + gained)[:, None, None].to(layer.wide)  # [B 1 1 N]
-        steps = ((row[..., rows] @ product.clamp_min(0)).mean((1, 2)) for rows, _, product in chunks)
-        step = sum_of(steps)
+        row = (read + gained)[:, None, None]  # [B 1 1 N]
+        step = sum_of((row[..., rows].to(p) @ p.clamp_min(0)).mean((1, 2)) for rows, _, p in chunks)
         if left >= start_layer:
             gained = gained + step
 

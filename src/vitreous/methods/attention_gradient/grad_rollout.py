@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from pydantic import Field
 
-from vitreous.capture import Attention
+from vitreous.capture import sum_of
 from vitreous.follow import Chunks
 from vitreous.methods.attention.rollout import check_start, step, trim
 from vitreous.registry import method
@@ -33,21 +32,19 @@ def grad_rollout(
     carried = trace.readout
     left = len(trace.layout.entries)
 
-    def visit(layer: Attention, chunks: Chunks) -> None:
+    def visit(chunks: Chunks) -> None:
         nonlocal carried, left
         left -= 1
         wanted = ((rows, product.mean(1).clamp_min_(0)) for rows, _, product in chunks)
-        row = carried.to(layer.wide)
         if discard > 0:
-            whole = trim(torch.cat([part for _, part in wanted], 1), discard, ())
-            row = step(row, whole, 0.5)
-        else:
-            total = torch.zeros_like(row)
+            whole = carried.new_zeros(len(carried), carried.shape[1], carried.shape[1])
             for rows, part in wanted:
-                total += step(row, part, 0.5, rows)
-            row = total
+                whole[:, rows] = part.to(whole)
+            onward = step(carried.to(whole), trim(whole, discard, ()), 0.5)
+        else:
+            onward = sum_of(step(carried.to(part), part, 0.5, rows) for rows, part in wanted)
         if left >= start_layer:
-            carried = row
+            carried = onward
 
     trace.follow(target, visit)
     return trace.map(carried)
