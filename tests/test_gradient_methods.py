@@ -413,3 +413,52 @@ def test_autocast_is_the_models_affair(method: str) -> None:
     assert mixed.dtype == torch.float32
     assert not torch.equal(mixed, exact)
     assert torch.corrcoef(torch.stack([mixed.flatten(), exact.flatten()]))[0, 1] > 0.9
+
+
+def test_a_trace_frees_its_memory_at_once() -> None:
+    """No cycle holds the graph until the garbage collector comes."""
+    import gc
+    import weakref
+
+    model = zoo.model("timm ViT")
+    gc.collect()
+    gc.disable()
+    try:
+        for method in ("gae", "cdam", "legrad", "gradient", "rollout", "attention"):
+            trace = Trace(model, zoo.images("timm ViT"))
+            vitreous.explain(model, trace, method, 1)
+            nodes = [weakref.ref(layer.node) for layer in trace.record().layers]
+            nodes += [weakref.ref(run.entry) for run in trace._cuts.values()]
+            if trace._followed is not None:
+                nodes += [weakref.ref(layer.node) for layer in trace._followed[0].layers]
+            del trace
+            assert all(node() is None for node in nodes), method
+    finally:
+        gc.enable()
+
+
+def test_only_the_last_block_is_differentiated_for_cdam_and_gradcam() -> None:
+    trace = Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))
+    for method in ("cdam", "gradcam"):
+        vitreous.explain(trace.model, trace, method, 1)
+    assert trace._record is None and list(trace._cuts) == [2]
+    run = trace._cuts[2]
+    assert len(run.layers) == 1 and run.layers[0].name == "blocks.2.attn"
+    assert not run.images.requires_grad and run.entry.grad_fn is None
+
+
+def test_a_gpu_with_too_little_memory_gets_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = zoo.model("timm ViT"), torch.randn(7, 3, 64, 64)
+    expected = vitreous.explain(model, images, "cdam", [0, 1, 2, 3, 4, 5, 6]).map
+    sizes: list[int] = []
+    plain = Model.run
+
+    def run(self: Model, x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return plain(self, x)
+
+    monkeypatch.setattr(Model, "run", run)
+    assert off(vitreous.explain(model, images, "cdam", [0, 1, 2, 3, 4, 5, 6]).map, expected) < 1e-5
+    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]

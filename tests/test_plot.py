@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from PIL import Image
 
@@ -31,6 +33,7 @@ from vitreous.plot.figure import (
     printable,
     save_figure,
 )
+from vitreous.plot.heads import ENDS, heads_figure
 from vitreous.plot.overlay import LONG_SIDE, bare, base, overlay
 from vitreous.preprocess import Preprocess
 from vitreous.version import VERSION
@@ -419,6 +422,76 @@ def test_figures_from_many_threads_are_the_same() -> None:
 def test_pyplot_is_never_touched() -> None:
     asked = "import sys, vitreous.plot.figure; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", asked], check=True)
+
+
+# Heads
+
+
+def all_heads(layers: int, heads: int, grid: tuple[int, int] = (14, 14), **changes: Any) -> tuple[Figure, np.ndarray]:
+    """A figure of random heads, and their scores."""
+    chance = np.random.default_rng(layers * heads)
+    scores = chance.uniform(0.2, 0.9, (layers, heads))
+    maps, saliency = chance.random((layers, heads, *grid), np.float32), chance.random(grid, np.float32)
+    weighted = attribution("cass_attention", map=torch.from_numpy(chance.random((1, *grid), np.float32)), **changes)
+    picture = photo(grid[1] * 8, grid[0] * 8)
+    return heads_figure(maps, scores, saliency, weighted, picture, title=f"CASS: {LABEL} {LABEL} 21%"), scores
+
+
+def places(figure: Figure, layers: int, heads: int) -> np.ndarray:
+    """Left and upper edge of each head's map; the maps come last, layer by layer."""
+    drawn = [image.get_extent() for image in figure.axes[0].images[-layers * heads :]]
+    return np.array([(left, top) for left, _, _, top in drawn]).reshape(layers, heads, 2)
+
+
+def frame(figure: Figure, fill: str) -> tuple[float, float]:
+    """The middle of the largest box of this colour."""
+    boxes = [b for b in figure.axes[0].patches if isinstance(b, Rectangle) and to_hex(b.get_facecolor()) == fill]
+    return max(boxes, key=lambda box: box.get_width() * box.get_height()).get_center()
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 2), (12, 3), (12, 12), (24, 16)])
+def test_every_head_has_its_place(layers: int, heads: int) -> None:
+    figure, scores = all_heads(layers, heads, options={"samples": 4})
+    assert len(figure.axes[0].images) == layers * heads + 5  # photo; saliency, weighted map and their legends
+    assert not collisions(figure)
+    found = places(figure, layers, heads)
+    assert (np.diff(found[..., 0], axis=1) * 200 > 28).all()
+    assert (np.diff(found[..., 1], axis=0) * 200 > 28).all()
+    told = words(figure)
+    assert {f"layer {layer}" for layer in range(layers)} <= set(told)
+    assert {f"head {h}" for h in range(heads)} <= set(told) or {"head", *map(str, range(heads))} <= set(told)
+    assert {f"{mean:.2f}" for mean in scores.mean(1)} <= set(told)
+    assert any("samples=4" in word for word in told)
+    assert any("deit_tiny_patch16_224" in word and f"vitreous {VERSION}" in word for word in told)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(12, 3), (5, 8)])
+def test_the_best_and_the_worst_head_are_framed(layers: int, heads: int) -> None:
+    figure, scores = all_heads(layers, heads)
+    found = places(figure, layers, heads)
+    step = found[1, 0, 1] - found[0, 0, 1]
+    for fill, best, said in zip(ENDS, (scores.argmax(), scores.argmin()), ("most", "least")):
+        layer, head = np.unravel_index(best, scores.shape)
+        x, y = np.subtract(frame(figure, fill), found[layer, head])
+        assert 0 < x < step
+        assert 0 < y < step
+        assert any(word.startswith(f"{said} alike: layer {layer}, head {head} (0.") for word in words(figure))
+
+
+@pytest.mark.parametrize("grid", [(14, 28), (28, 14), (3, 40), (40, 3)])
+def test_heads_of_any_shape_do_not_collide(grid: tuple[int, int]) -> None:
+    assert not collisions(all_heads(3, 4, grid)[0])
+    assert not collisions(all_heads(12, 3, grid)[0])
+
+
+def test_heads_without_a_number_are_not_marked() -> None:
+    weighted, blank = attribution(), np.full((2, 2), np.nan)
+    maps = np.full((2, 2, 14, 14), np.nan, np.float32)
+    figure = heads_figure(maps, blank, maps[0, 0], weighted, photo(), title="nothing")
+    assert not any("alike" in word for word in words(figure))
+    assert not collisions(figure)
+    with pytest.raises(InputError, match=r"give every head's map \[L H h w\]"):
+        heads_figure(maps, blank[:1], maps[0, 0], weighted, photo(), title="wrong")
 
 
 # Files

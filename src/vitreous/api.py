@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from vitreous.sources import load
 from vitreous.target import Target, Top, classes, fix, no_classifier, parse
 from vitreous.trace import Trace
 
-BATCH = 16
+BATCH = {"cpu": 16, "cuda": 64}  # images at a time; a GPU with too little memory gets fewer
 
 
 def explain(
@@ -34,10 +33,22 @@ def explain(
     if isinstance(images, Trace):
         return attribute(images, declared, target, values)
     wrapped = as_model(model)
-    parts = []
-    for batch, chosen in batches(images, target):
-        trace = Trace(wrapped, batch)
-        parts.append(attribute(trace, declared, chosen, values, Views.of(batch, wrapped)))
+    listed = as_images(images)
+    if per_image(target) and len(target) != len(listed):
+        raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
+    parts: list[Attribution] = []
+    start, size = 0, BATCH["cuda" if wrapped.device.type == "cuda" else "cpu"]
+    while start < len(listed):
+        part = slice(start, start + size)
+        try:
+            trace = Trace(wrapped, listed[part])
+            chosen = target[part] if per_image(target) else target
+            parts.append(attribute(trace, declared, chosen, values, Views.of(listed[part], wrapped)))
+            start += size
+        except torch.OutOfMemoryError:
+            size = min(size, len(listed) - start) // 2
+            if size == 0:
+                raise
     return join(parts)
 
 
@@ -75,22 +86,24 @@ def as_model(model: Model | nn.Module | str | None) -> Model:
     return load(model) if model is None or isinstance(model, str) else Model(model)
 
 
-def batches(images: Any, target: Any) -> Iterator[tuple[Any, Any]]:
-    """Slices of at most `BATCH` images, each with its targets."""
-    if isinstance(images, Tensor):
-        listed: Any = images[None] if images.ndim == 3 else images
-    else:
-        listed = pictures.as_list(images)
-        if listed and isinstance(listed[0], Tensor):
-            listed = torch.stack(list(listed))
+def as_images(images: Any) -> Any:
+    """A tensor [B 3 H W], or a list of pictures."""
+    listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images)
     if len(listed) == 0:
         raise InputError("there are no images to explain")
-    each = isinstance(target, list | tuple | Tensor)
-    if each and len(target) != len(listed):
-        raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
-    for start in range(0, len(listed), BATCH):
-        end = start + BATCH
-        yield listed[start:end], target[start:end] if each else target
+    if isinstance(listed, Tensor):
+        return listed[None] if listed.ndim == 3 else listed
+    ready = [isinstance(image, Tensor) and image.is_floating_point() for image in listed]
+    if not any(ready):
+        return listed
+    if not all(ready) or len({image.shape for image in listed}) > 1:
+        raise InputError("float tensors are taken as preprocessed: give only such, all of one size")
+    return torch.stack(list(listed))
+
+
+def per_image(target: Any) -> bool:
+    """Is this a list with a target for each image?"""
+    return isinstance(target, list | tuple | Tensor) and not (isinstance(target, Tensor) and target.ndim == 0)
 
 
 def refuse(trace: Trace, declared: Method) -> None:

@@ -109,12 +109,13 @@ class Attention:
         """∂y/∂A (these rows) from ∂y/∂O (as autograd gives it for `node`)."""
         return widen(self.fold(grad)[:, :, index]) @ widen(self.v).mT
 
+    @torch.no_grad()
     def error(self) -> Row:
         """max |A·V − O| over max |O|, for each image and head: zero but for rounding, or the capture is wrong."""
-        out = widen(self.out.detach())
+        out = widen(self.out)
         off = torch.zeros(self.shape[:2], dtype=out.dtype, device=out.device)
         for i, a in self.chunks():
-            off = torch.maximum(off, (a @ widen(self.v) - out[:, :, i]).detach().abs().amax((-1, -2)))
+            off = torch.maximum(off, (a @ widen(self.v) - out[:, :, i]).abs().amax((-1, -2)))
         return off / out.abs().amax((-1, -2)).clamp_min(torch.finfo(out.dtype).tiny)
 
     def verify(self, tolerance: float | None = None) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from vitreous.errors import InputError, TargetError, nearest, one_line
 from vitreous.model import Model
 from vitreous.types import Output, Scores
 
-Similarity = Literal["dot", "cosine", "l2"]
+SIMILARITIES = ("dot", "cosine", "l2")
 FOLDER = Path("vitreous-concepts")
 BATCH = 16
 
@@ -36,8 +36,8 @@ class Concept:
     examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.similarity not in get_args(Similarity):
-            raise TargetError(f"unknown similarity {self.similarity!r}; known: {', '.join(get_args(Similarity))}")
+        if self.similarity not in SIMILARITIES:
+            raise TargetError(f"unknown similarity {self.similarity!r}; known: {', '.join(SIMILARITIES)}")
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         if embedding.shape[-1] != len(self.vector):
@@ -63,9 +63,7 @@ class Concept:
             )
 
     @classmethod
-    def from_images(
-        cls, model: Model, images: Any, similarity: Similarity = "dot", *, name: str = "concept"
-    ) -> Concept:
+    def from_images(cls, model: Model, images: Any, similarity: str = "dot", *, name: str = "concept") -> Concept:
         """The mean embedding of example pictures: a folder, or a list of anything that `explain` takes."""
         if isinstance(images, str | Path):
             images = pictures.find(images)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitreous.capture import sum_of
 from vitreous.errors import OptionError
 from vitreous.methods.gradient.smoothgrad import smooth_gradient, unit_noise
 from vitreous.model import Model
@@ -83,3 +84,9 @@ def head_maps(trace: Trace, layer: int) -> Float[Tensor, "B H h w"]:
     rows = trace.read_layer(trace.attention[layer]).detach()  # [B H M]
     b, heads, _ = rows.shape
     return trace.map(rows.flatten(0, 1)).reshape(b, heads, *trace.layout.grid)
+
+
+def weighted_heads(trace: Trace, scores: Float[Tensor, "B L H"]) -> Map:
+    """Σ_{l,h} S_lh · ρᵀA⁽ˡ⁾ₕ."""
+    layers = range(scores.shape[1])
+    return sum_of(torch.einsum("bh,bhyx->byx", scores[:, i], head_maps(trace, i)) for i in layers)

@@ -172,14 +172,18 @@ class Trace:
         """One per layer, first to last."""
         layers = self.record().layers
         if not layers:
-            raise CaptureError(
-                f"{self.model.name}: no layer attends over {self.layout.tokens} tokens; check the layout given by hand"
-            )
+            raise self.no_layers()
         return layers
+
+    def no_layers(self) -> CaptureError:
+        tokens = self.layout.tokens
+        return CaptureError(f"{self.model.name}: no layer attends over {tokens} tokens; check the layout given by hand")
 
     def layer_number(self, index: int) -> int:
         """A layer's number from 0; −1, −2 … count from the end."""
         count = len(self.layout.entries)
+        if count == 0 and not self.layout.probed and self.layout.obstacle is None:
+            raise self.no_layers()
         if count == 0:
             raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
         if not -count <= index < count:
@@ -294,8 +298,9 @@ class Trace:
     # ----------------------------------------------------------------------------------------------------- chance
 
     def generators(self, seed: int) -> list[torch.Generator]:
-        """One random stream per image: it depends on the image and the seed, not on the batch or the device."""
-        bits = [x.float().cpu().contiguous().numpy().tobytes() for x in self.images]
+        """One random stream per image: it depends on the image and the seed, not on batch, device or precision."""
+        coarse = self.images.to(torch.bfloat16).view(torch.int16).cpu()  # the same for every precision
+        bits = [x.contiguous().numpy().tobytes() for x in coarse]
         return [torch.Generator().manual_seed(seed * 0x9E3779B1 + zlib.crc32(b)) for b in bits]
 
 

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vitreous import pictures
 from vitreous.api import attribute
 from vitreous.attribution import Attribution, Views, save_arrays
 from vitreous.cli.options import Settings, pick_methods
-from vitreous.errors import InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.cli.results import (
+    SHOWN,
+    Summary,
+    bar,
+    check_out,
+    find_pictures,
+    read_batches,
+    result_files,
+    tell_notes,
+    unique_names,
+)
+from vitreous.errors import OptionError, TargetError, Unsupported, one_of
 from vitreous.model import Model
 from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.registry import Method
 from vitreous.target import parse, title
 from vitreous.trace import Trace
 
-BATCH = 8
-SHOWN = 20  # pictures named in the summary
-Batch = list[tuple[Path, pictures.Picture]]
 Grid = list[list[Attribution | None]]  # targets × methods
 
 
@@ -44,27 +46,6 @@ class Plan:
     cells: bool
 
 
-@dataclass
-class Summary:
-    """What was done, for people and for programs."""
-
-    model: str
-    out: Path
-    named: set[str]
-    methods: dict[str, None] = field(default_factory=dict)
-    done: list[dict[str, Any]] = field(default_factory=list)
-    failed: list[dict[str, str]] = field(default_factory=list)
-    notes: dict[str, None] = field(default_factory=dict)
-
-    def is_named(self, image: str) -> bool:
-        """Was this picture named on the command line, rather than found in a folder?"""
-        return os.path.abspath(image) in self.named
-
-    @property
-    def code(self) -> int:
-        return 2 if not self.done or any(self.is_named(entry["image"]) for entry in self.failed) else 0
-
-
 def run(
     *,
     sources: list[str],
@@ -77,8 +58,7 @@ def run(
     as_json: bool,
 ) -> None:
     plan = make_plan(methods, settings, out, cells)
-    named = {os.path.abspath(source) for source in sources}
-    files = [file for file in pictures.find(*sources) if os.path.abspath(file) in named or not is_result(file, out)]
+    files, named = find_pictures(sources, out)
     model = load()
     targets = None if target is None else split_targets(target, model)
     names = unique_names(files, out)
@@ -105,29 +85,8 @@ def make_plan(methods: str, settings: Settings, out: Path, cells: bool) -> Plan:
     for name in settings:
         if name not in values:
             raise OptionError(f"--set {name}.…: {name} is not among the methods asked for (--method {methods})")
-    for folder in (out, *out.parents):
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"--out {out}: {folder} is a file, not a folder")
+    check_out(out)
     return Plan(chosen, everything, values, out, cells)
-
-
-def read_batches(files: list[Path], summary: Summary) -> Iterator[Batch]:
-    """Readable pictures, a few at a time; the others go into the summary."""
-    batch: Batch = []
-    for file in files:
-        try:
-            picture = pictures.open_file(file)
-        except InputError as error:
-            summary.failed.append({"image": str(file), "reason": str(error)})
-            continue
-        if picture.note:
-            summary.notes[picture.note] = None
-        batch.append((file, picture))
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
@@ -222,58 +181,7 @@ def key(one: Attribution) -> str:
     return one.method if one.target is None else f"{one.method}@{one.target}"
 
 
-def result_files(out: Path, name: str) -> tuple[Path, Path]:
-    return out / f"{name}.png", out / f"{name}.npz"
-
-
-def is_result(file: Path, out: Path) -> bool:
-    """Is this a figure that an earlier run left here? The raw maps lie beside it."""
-    figure, maps = result_files(out, file.stem)
-    return os.path.abspath(file) == os.path.abspath(figure) and maps.is_file()
-
-
-def unique_names(files: list[Path], out: Path) -> dict[Path, str]:
-    """What to call each picture's results: its stem, with as much of its path as tells it apart.
-
-    Nothing that is not an earlier result is overwritten, least of all a picture.
-    """
-    names: dict[Path, str] = {}
-    levels = [Counter(map(str.lower, level)) for level in zip_longest(*map(spellings, files), fillvalue="")]
-    taken = {os.path.abspath(file).lower() for file in files}
-    for file in files:
-        distinct = [name for name, level in zip(spellings(file), levels) if level[name.lower()] == 1]
-        for name in chain(distinct, (f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
-            figure, maps = result_files(out, name)
-            place = os.path.abspath(figure).lower()
-            if place not in taken and (maps.is_file() or not figure.exists()):
-                taken.add(place)
-                names[file] = name
-                break
-        else:
-            raise InputError(f"--out {out}: every name for the results of {file} is taken; give an empty folder")
-    return names
-
-
-def spellings(file: Path) -> list[str]:
-    """cat, cat_jpg, album_cat, album_cat_jpg, holidays_album_cat, …"""
-    folders = [part for part in file.parts[:-1] if part not in (file.anchor, "..", ".")]
-    starts = ["_".join([*folders[start:], ""]) for start in range(len(folders), -1, -1)]
-    ending = file.suffix.replace(".", "_")
-    return [short(f"{start}{file.stem}{end}") for start in starts for end in ("", ending)]
-
-
-def short(name: str, most: int = 180) -> str:
-    """Not longer than a file system takes, with room for an ending."""
-    return name.encode(errors="replace")[:most].decode(errors="ignore")
-
-
 # -------------------------------------------------------------------------------------------------------- what is said
-
-
-def bar(total: int, hidden: bool) -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=hidden or total < 2 or not console.is_terminal)
 
 
 def report(summary: Summary, as_json: bool) -> None:
@@ -283,12 +191,7 @@ def report(summary: Summary, as_json: bool) -> None:
         typer.echo(json.dumps({**shown, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
     elif summary.done:
         show_done(summary)
-    for note in () if as_json else summary.notes:
-        typer.secho(f"note: {note}", err=True, fg="yellow")
-    for entry in summary.failed:
-        fatal = not summary.done or summary.is_named(entry["image"])
-        word, colour = ("error", "red") if fatal else ("skipped", "yellow")
-        typer.secho(f"{word}: {entry['reason']}", err=True, fg=colour)
+    tell_notes(summary, as_json)
 
 
 def show_done(summary: Summary) -> None:

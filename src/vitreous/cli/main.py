@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from vitreous.cli.arguments import AsJson, Device, ImageSize, LabelsFile, ModelName, ProbeFile, WeightsFile
+from vitreous.cli.concept import app as concept_app
 from vitreous.cli.probe import app as probe_app
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
 
 INTERRUPTED = 130
 OUT = Path("vitreous-out")
-COMMANDS = ("explain", "methods", "models", "probe")
+COMMANDS = ("cass", "concept", "explain", "methods", "models", "probe")
 
 app = typer.Typer(
     name="vitreous",
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(concept_app, name="concept")
 app.add_typer(probe_app, name="probe")
 
 
@@ -77,6 +79,37 @@ def explain(
         settings=parse_settings(options or []),
         out=out,
         cells=cells,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def cass(
+    images: Annotated[list[str], typer.Argument(help="Pictures, folders or patterns.", metavar="IMAGE...")],
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Class number or name, top-1, a-b.")] = None,
+    samples: Annotated[int, typer.Option(help="Noisy copies of each picture for the saliency.")] = 16,
+    sigma: Annotated[float, typer.Option(help="Noise, as a share of the picture's range of values.")] = 0.15,
+    seed: Annotated[int, typer.Option(help="Another seed gives other noise.")] = 0,
+    space: Annotated[str, typer.Option(help="Where attention and saliency are compared: patch or pixel.")] = "patch",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures and the numbers.")] = OUT,
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every head's attention with the saliency of a class: which heads look where the class is."""
+    from vitreous.cli import cass as command
+    from vitreous.cli.options import load_model
+
+    command.run(
+        sources=images,
+        load=lambda: load_model(model, weights, device, img_size, labels, probe),
+        target=target,
+        options={"samples": samples, "sigma": sigma, "seed": seed, "space": space},
+        out=out,
         as_json=as_json,
     )
 

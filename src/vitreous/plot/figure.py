@@ -1,51 +1,50 @@
-"""Figures for papers and notebooks: photos, maps with their legends, and where they came from.
-
-A figure is one sheet measured in inches from the upper left corner; every piece is put at its place, so nothing moves
-when a label is long: it is shortened to the room it has. Nothing here touches pyplot or any other global state.
-"""
+"""Figures for papers and notebooks: photos, maps with their legends, and where they came from."""
 
 from __future__ import annotations
 
 import io
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.patches import Rectangle
 from PIL import Image
 
 from vitreous.attribution import FIGURES, Attribution
 from vitreous.errors import InputError, OptionError
-from vitreous.plot import colour
-from vitreous.plot.overlay import bare, overlay, paint
-from vitreous.registry import METHODS
+from vitreous.plot.panel import (
+    AREA,
+    MARGIN,
+    Panel,
+    changed_options,
+    footer,
+    framed,
+    heading,
+    legend_height,
+    shape,
+)
+from vitreous.plot.sheet import BAR, DPI, LABEL, QUIET, SMALL, Sheet, compact, printable
 
-Align = Literal["left", "center", "right"]
+__all__ = [
+    "attribution_figure",
+    "changed_options",
+    "compact",
+    "explanation_figure",
+    "png_bytes",
+    "printable",
+    "save_figure",
+]
 
-DPI = 200
-FONT = "DejaVu Sans"  # comes with matplotlib, so a figure is the same everywhere
-INK, GREY, PALE, BAR = "#1A1C1F", "#5F6570", "#B4B9C2", "#DCE1E8"
-
-MARGIN = 0.25  # inches, as everything below
-GAP = 0.2  # between columns
+GAP = 0.2  # between columns; inches, as all lengths below
 LINE = 0.17  # one line of text
 HEADS = 0.42  # a column's name and its options
-LEGEND = 0.26  # the strip and its numbers; a signed map's words need one line more
-WORDS = 0.13
-STRIP = 0.055
 FOOTER = 0.26
 BELOW = 0.14  # under a panel with its legend
 BETWEEN = 0.14  # between wrapped lines of panels, besides
-AREA = 3.6  # of a panel, in square inches, whatever its shape
 LEAST_COLUMN = 1.5
 LEAST_WIDTH = 3.6  # of a sheet
 ROW_HEAD = 1.15
@@ -54,199 +53,6 @@ BEST_ROW = 0.2  # one of the best classes
 ACROSS = 5  # methods side by side
 MOST = 16  # images in one figure
 BEST = 5  # classes shown
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a line of text looks."""
-
-    size: float  # points
-    ink: str = INK
-    bold: bool = False
-
-    @cached_property
-    def font(self) -> FontProperties:
-        return FontProperties(family=FONT, size=self.size, weight="bold" if self.bold else "normal")
-
-
-HEAD, BODY, LABEL = Style(10.0, bold=True), Style(9.0), Style(8.0)
-QUIET, SMALL = Style(8.0, GREY), Style(7.5, GREY)
-
-
-class Sheet:
-    """Paper of a size, with a ruler."""
-
-    def __init__(self, width: float, height: float) -> None:
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-        self.figure.set_layout_engine("none")
-        self.renderer = FigureCanvasAgg(self.figure).get_renderer()  # type: ignore[no-untyped-call]
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set_axis_off()
-        self.axes.set_xlim(0, width)
-        self.axes.set_ylim(height, 0)
-
-    def image(self, picture: Image.Image | np.ndarray, x: float, y: float, width: float, height: float) -> None:
-        where = (x, x + width, y + height, y)
-        pixels = np.asarray(picture)
-        self.axes.imshow(pixels, extent=where, aspect="auto", origin="upper", interpolation="antialiased", zorder=2)
-
-    def box(self, x: float, y: float, width: float, height: float, fill: str) -> None:
-        self.axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor="none"))
-
-    def text(self, words: str, x: float, y: float, room: float, style: Style = BODY, align: Align = "left") -> None:
-        """One line, its middle at `y`, shortened to `room` inches."""
-        words = self.shorten(printable(words, style), room, style)
-        if words:
-            drawn = self.axes.text(x, y, words, color=style.ink, ha=align, va="center_baseline", zorder=3)
-            drawn.set_fontproperties(style.font)
-            drawn.set_parse_math(False)  # a label may hold a dollar sign
-            drawn.set_usetex(False)
-
-    def measure(self, words: str, style: Style = BODY) -> float:
-        """Inches from the first letter to the last."""
-        return float(self.renderer.get_text_width_height_descent(words, style.font, False)[0]) / DPI
-
-    def shorten(self, words: str, room: float, style: Style = BODY) -> str:
-        """The words, or as much of them as fits with an ellipsis."""
-        if self.measure(words, style) <= room:
-            return words
-        fits, fails = 0, len(words)
-        while fails - fits > 1:
-            middle = (fits + fails) // 2
-            short = self.measure(words[:middle].rstrip() + "…", style) <= room
-            fits, fails = (middle, fails) if short else (fits, middle)
-        return words[:fits].rstrip() + "…"
-
-    def wrap(self, words: str, room: float) -> list[str]:
-        """Lines of whole words."""
-        lines = [""]
-        for word in words.split():
-            longer = f"{lines[-1]} {word}".strip()
-            if lines[-1] and self.measure(longer) > room:
-                lines.append(word)
-            else:
-                lines[-1] = longer
-        return lines
-
-
-@cache
-def drawable(letter: str, style: Style) -> bool:
-    return get_font(findfont(style.font)).get_char_index(ord(letter)) != 0
-
-
-def printable(words: str, style: Style = BODY) -> str:
-    """One line, with a box for each letter the font does not have."""
-    return "".join(letter if drawable(letter, style) else "□" for letter in " ".join(words.split()))
-
-
-def compact(number: float) -> str:
-    """0.0042, 1.3e-05, −12, 340."""
-    text = f"{number:.2g}" if abs(number) < 100 or abs(number) >= 1e5 else f"{number:.0f}"
-    return "0" if number == 0 else text.replace("-", "−", 1) if number < 0 else text
-
-
-def changed_options(attribution: Attribution) -> str:
-    """The options that differ from their defaults; all of them where the method is not known here."""
-    known = attribution.method in METHODS
-    fields: Mapping[str, Any] = METHODS[attribution.method].options.model_fields if known else {}
-    defaults = {name: settled(field.default) for name, field in fields.items()}
-    values = {name: settled(value) for name, value in attribution.options.items()}
-    return ", ".join(f"{k}={spell(v)}" for k, v in values.items() if k not in defaults or defaults[k] != v)
-
-
-def settled(value: Any) -> Any:
-    """JSON knows no tuples: (3, 4) comes back from a file as [3, 4]."""
-    return tuple(settled(v) for v in value) if isinstance(value, list | tuple) else value
-
-
-def spell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(spell(v) for v in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One map, coloured, with the numbers its colours stand for."""
-
-    photo: Image.Image | None
-    picture: Image.Image
-    ends: tuple[float, float]
-    span: tuple[float, float] | None  # smallest and largest value; None: no number at all
-    signed: bool
-    control: bool
-
-    @classmethod
-    def of(cls, attribution: Attribution, index: int, photo: Image.Image | None, cells: bool) -> Panel:
-        """The map over its photo, or alone where there is none."""
-        map = attribution.map[index].detach().float().cpu().numpy()
-        signed, control = attribution.signed, colour.is_control(attribution.method)
-        ends = colour.limits(map, signed)
-        if photo is None:
-            picture = bare(map, signed, cells=cells, limits=ends, control=control)
-        else:
-            picture = overlay(map, photo, signed, cells=cells, limits=ends, control=control)
-        numbers = map[np.isfinite(map)]
-        span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
-        return cls(photo, picture, ends, span, signed, control)
-
-    def draw(self, sheet: Sheet, x: float, y: float, width: float, height: float, column: float) -> None:
-        """The picture, and under it the legend."""
-        framed(sheet, self.picture, x, y, width, height)
-        y += height + 0.06
-        ramp = paint(np.linspace(0, 1, 256), self.signed, self.control)
-        sheet.image(ramp[None].astype(np.uint8), x, y, column, STRIP)
-        self.numbers(sheet, x, y + STRIP + 0.09, column)
-
-    def numbers(self, sheet: Sheet, x: float, y: float, room: float) -> None:
-        """What the ends of the strip mean; "≥" where the map goes beyond them."""
-        if self.span is None or self.span == (0, 0):
-            said = "no number in this map" if self.span is None else "0 everywhere"
-            sheet.text(said, x, y, room, SMALL)
-            return
-        (low, high), (least, most) = self.ends, self.span
-        margin = 0.05 * (high - low)
-        left = ("≤ " if least < low - margin else "") + compact(low)
-        right = ("≥ " if most > high + margin else "") + compact(high)
-        sheet.text(left, x, y, room / 2, SMALL)
-        sheet.text(right, x + room, y, room / 2, SMALL, "right")
-        if self.signed:
-            if room - sheet.measure(left, SMALL) - sheet.measure(right, SMALL) > 0.5:
-                sheet.text("0", x + room / 2, y, room, SMALL, "center")
-            sheet.text("against", x, y + WORDS, room / 2, SMALL)
-            sheet.text("evidence", x + room, y + WORDS, room / 2, SMALL, "right")
-
-
-def framed(sheet: Sheet, picture: Image.Image, x: float, y: float, width: float, height: float) -> None:
-    """A picture with a hairline around it, fitted into the room from the upper left."""
-    scale = min(width / picture.width, height / picture.height)
-    width, height = picture.width * scale, picture.height * scale
-    line = 0.004
-    sheet.box(x - line, y - line, width + 2 * line, height + 2 * line, PALE)
-    sheet.image(picture, x, y, width, height)
-
-
-def shape(picture: Image.Image, area: float = AREA) -> tuple[float, float]:
-    """Width and height of a panel for pictures of this shape."""
-    aspect = min(4.0, max(0.25, picture.width / picture.height))
-    return (area * aspect) ** 0.5, (area / aspect) ** 0.5
-
-
-def footer(sheet: Sheet, attribution: Attribution, image: str) -> None:
-    """Model, image, version; long names lose letters in the middle."""
-    parts = [printable(attribution.model), printable(image), f"vitreous {attribution.version}"]
-    room = sheet.width - 2 * MARGIN
-    while sheet.measure(" · ".join(parts), SMALL) > room and max(map(len, parts[:2])) > 8:
-        longest = 0 if len(parts[0]) >= len(parts[1]) else 1
-        letters = parts[longest].replace("…", "")
-        half = len(letters) // 2
-        parts[longest] = f"{letters[:half]}…{letters[half + 1 :]}"
-    sheet.text(" · ".join(parts), MARGIN, sheet.height - MARGIN, room, SMALL)
-
-
-def legend_height(signed: bool) -> float:
-    return LEGEND + (WORDS if signed else 0)
 
 
 def attribution_figure(attribution: Attribution, *, cells: bool = False) -> Figure:
@@ -288,15 +94,6 @@ def image_label(attribution: Attribution, index: int) -> str:
     """The image's name, and its target where each image has its own."""
     name, each = attribution.names[index], (attribution.target or "").split(";")
     return f"{name} · target {each[index]}" if len(each) == len(attribution) > 1 else name
-
-
-def heading(sheet: Sheet, attribution: Attribution, x: float, y: float, room: float, *, target: bool = False) -> None:
-    """The method's name, under it what was asked of it."""
-    told = [changed_options(attribution)]
-    if target and attribution.target and ";" not in attribution.target:
-        told.insert(0, f"target {attribution.target}")
-    sheet.text(attribution.method, x, y + 0.07, room, HEAD)
-    sheet.text(" · ".join(t for t in told if t), x, y + 0.25, room, QUIET)
 
 
 @dataclass(frozen=True)

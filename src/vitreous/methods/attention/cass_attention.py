@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 
-from vitreous.capture import sum_of
-from vitreous.head_similarity import class_saliency, head_maps, similarities
+from vitreous.head_similarity import class_saliency, similarities, weighted_heads
 from vitreous.registry import Noted, method
 from vitreous.target import Target
 from vitreous.trace import Trace
@@ -30,7 +28,4 @@ def cass_attention(
     """
     phi = class_saliency(trace, target, space=space, samples=samples, sigma=sigma, seed=seed)
     scores = similarities(trace, phi, space)  # [B L H]
-    total = sum_of(
-        torch.einsum("bh,bhyx->byx", scores[:, layer], head_maps(trace, layer)) for layer in range(scores.shape[1])
-    )
-    return Noted(total, {"cass": scores})
+    return Noted(weighted_heads(trace, scores), {"cass": scores})

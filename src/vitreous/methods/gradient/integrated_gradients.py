@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from vitreous.registry import Noted, method
 from vitreous.target import Target, fix
@@ -53,6 +52,8 @@ def begin(trace: Trace, baseline: str, seed: int) -> Images:
     if baseline == "zero":
         return torch.zeros_like(images)
     if baseline == "blur":
+        from torchvision.transforms.functional import gaussian_blur
+
         sigma = max(trace.size) / 16
         side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
         blurred: Tensor = gaussian_blur(images, [side, side], [sigma, sigma])

@@ -1,0 +1,208 @@
+"""`vitreous cass`: which heads look where the class is; a figure of all heads, the numbers and a summary out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from vitreous.api import choose, refuse
+from vitreous.attribution import Attribution, Views, save_arrays
+from vitreous.cli.results import (
+    SHOWN,
+    Summary,
+    bar,
+    check_out,
+    find_pictures,
+    read_batches,
+    result_files,
+    tell_notes,
+    unique_names,
+)
+from vitreous.head_similarity import class_saliency, head_maps, similarities, weighted_heads
+from vitreous.model import Model
+from vitreous.plot.figure import save_figure
+from vitreous.plot.heads import heads_figure
+from vitreous.registry import METHODS
+from vitreous.target import fix, title
+from vitreous.trace import Trace
+
+ENDING = ".cass"
+ENDS = 5  # heads named at each end
+CLEAR, LOOSE = 0.7, 0.3  # rank correlations from here on are called a fall or a rise
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The heads of a batch beside the saliency of the class."""
+
+    weighted: Attribution
+    scores: np.ndarray  # [B L H]
+    saliency: np.ndarray  # [B h w], or [B Y X] in pixel space
+    heads: np.ndarray  # [B L H h w]
+    titles: list[str]
+
+
+def run(
+    *,
+    sources: list[str],
+    load: Callable[[], Model],
+    target: str | None,
+    options: dict[str, Any],
+    out: Path,
+    as_json: bool,
+) -> None:
+    values = METHODS["cass_attention"].check(options)
+    check_out(out)
+    files, named = find_pictures(sources, out)
+    model = load()
+    names = unique_names(files, out, ENDING)
+    summary = Summary(model.name, out, named)
+    with bar(len(files), hidden=as_json) as progress:
+        task = progress.add_task("comparing", total=len(files))
+        for batch in read_batches(files, summary):
+            pictures = [picture for _, picture in batch]
+            trace = Trace(model, [picture.image for picture in pictures])
+            found = compare(trace, target, values, Views(pictures, model.preprocess))
+            for i, (file, _) in enumerate(batch):
+                summary.done.append(write(found, i, file, names[file], out))
+                progress.update(task, completed=len(summary.done) + len(summary.failed))
+    report(summary, values, as_json)
+    raise typer.Exit(summary.code)
+
+
+def compare(trace: Trace, target: str | None, values: dict[str, Any], views: Views) -> Compared:
+    """What `cass_attention` computes, with everything it is made of."""
+    declared = METHODS["cass_attention"]
+    refuse(trace, declared)
+    trace.record(whole=True)  # the output is needed for the class
+    chosen = choose(trace, target, declared)
+    device = trace.images.device.type
+    with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
+        saliency = class_saliency(trace, chosen, **values)
+        scores = similarities(trace, saliency, values["space"])
+        heads = torch.stack([head_maps(trace, layer) for layer in range(scores.shape[1])], 1)
+        map = weighted_heads(trace, scores)
+    weighted = Attribution(
+        map=map.detach().float(),
+        method=declared.name,
+        options=values,
+        target=str(fix(chosen, trace.output)),
+        model=trace.model.name,
+        signed=declared.is_signed(values),
+        notes={"cass": scores},
+        views=views,
+    )
+    titles = [title(chosen, trace.model, trace.output, i) for i in range(len(trace))]
+    return Compared(weighted, numbers(scores), numbers(saliency), numbers(heads), titles)
+
+
+def numbers(values: Tensor) -> np.ndarray:
+    return values.detach().float().cpu().numpy()
+
+
+# ------------------------------------------------------------------------------------------------------ what is written
+
+
+def write(found: Compared, index: int, file: Path, name: str, out: Path) -> dict[str, Any]:
+    """The numbers and the figure of one picture, each whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    png, npz = result_files(out, name + ENDING)
+    one, scores = found.weighted[index], found.scores[index]
+    arrays = {"cass": scores, "saliency": found.saliency[index], "heads": found.heads[index]}
+    told = {**one.provenance, "explained": found.titles[index]}
+    save_arrays(npz, {**arrays, "weighted": one.map[0].cpu().numpy(), "provenance": json.dumps(told)})
+    words = f"CASS: {found.titles[index]}"
+    figure = heads_figure(found.heads[index], scores, found.saliency[index], one, one.view(), title=words)
+    save_figure(figure, png)
+    ranked = rank(scores)
+    means = scores.mean(1)
+    return {
+        "image": str(file),
+        "figure": str(png),
+        "maps": str(npz),
+        "target": one.target,
+        "explained": found.titles[index],
+        "most_alike": ranked[:ENDS],
+        "least_alike": ranked[::-1][:ENDS],
+        "layer_means": means.tolist(),
+        "depth_correlation": correlation(means),
+    }
+
+
+def rank(scores: np.ndarray) -> list[dict[str, Any]]:
+    """All heads, the most alike first."""
+    order = np.argsort(-scores, axis=None, kind="stable")
+    places = (divmod(int(i), scores.shape[1]) for i in order)
+    return [{"layer": layer, "head": head, "similarity": float(scores[layer, head])} for layer, head in places]
+
+
+def correlation(means: np.ndarray) -> float | None:
+    """Spearman's rank correlation of the layers' means and their depth; None where there is no order to find."""
+    if len(means) < 3 or np.ptp(means) == 0 or not np.isfinite(means).all():
+        return None
+    return float(spearmanr(np.arange(len(means)), means).statistic)
+
+
+# -------------------------------------------------------------------------------------------------------- what is said
+
+
+def report(summary: Summary, values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        told = {"model": summary.model, "options": values, "images": summary.done}
+        typer.echo(json.dumps({**told, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
+    elif summary.done:
+        show_done(summary)
+    tell_notes(summary, as_json)
+
+
+def show_done(summary: Summary) -> None:
+    for entry in summary.done[:SHOWN]:
+        typer.echo(f"{entry['figure']}\n    {entry['explained']}\n")
+        show_heads(entry)
+        typer.echo(f"\n{depth(entry)}\n")
+    count, failed = len(summary.done), len(summary.failed)
+    if count > SHOWN:
+        typer.echo(f"… and {count - SHOWN} more in {summary.out}")
+    pictures = f"{count} picture{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
+    where = "the .npz beside each figure" if count > 1 else summary.done[0]["maps"]
+    typer.echo(f"{pictures}, the heads of {summary.model} compared with the saliency of the class; numbers: {where}")
+
+
+def show_heads(entry: dict[str, Any]) -> None:
+    """The heads at both ends, side by side."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for word in ("most alike", "least alike"):
+        table.add_column(word)
+        table.add_column("similarity", justify="right")
+    for most, least in zip(entry["most_alike"], entry["least_alike"]):
+        table.add_row(
+            *(cell for one in (most, least) for cell in (f"layer {one['layer']}, head {one['head']}", score(one)))
+        )
+    Console(highlight=False).print(table)
+
+
+def score(one: dict[str, Any]) -> str:
+    return f"{one['similarity']:.3f}"
+
+
+def depth(entry: dict[str, Any]) -> str:
+    """Does the similarity fall with depth, as it does in most trained models?"""
+    means, found = entry["layer_means"], entry["depth_correlation"]
+    if found is None:
+        return "Whether the similarity falls with depth cannot be told from so few or equal layers."
+    way = "fall" if found < 0 else "rise"
+    strong, weak = f"{way}s with depth", f"tends to {way} with depth, with exceptions"
+    said = strong if abs(found) >= CLEAR else weak if abs(found) >= LOOSE else "does not follow depth"
+    ends = f"from {means[0]:.2f} in layer 0 to {means[-1]:.2f} in layer {len(means) - 1}"
+    return f"The mean similarity of a layer {said}: {ends}, rank correlation {found:.2f}."

@@ -1,0 +1,59 @@
+"""`vitreous concept build` and `vitreous concept list`: concepts from a few example pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitreous.cli.arguments import Device, ImageSize, ModelName, WeightsFile
+from vitreous.errors import OptionError
+
+app = typer.Typer(help="Build concepts from example pictures, for --target concept:NAME.")
+KINDS = ("dot", "cosine", "l2")
+
+
+@app.command()
+def build(
+    name: Annotated[str, typer.Argument(help="What to call it.", metavar="NAME")],
+    images: Annotated[list[str], typer.Argument(help="Example pictures, folders or patterns.", metavar="IMAGE...")],
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    similarity: Annotated[str, typer.Option(help="dot, cosine or l2 (minus the distance).")] = "dot",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file; default: vitreous-concepts/NAME.safetensors.")
+    ] = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+) -> None:
+    """Average the embeddings of example pictures and store the result."""
+    from vitreous import pictures
+    from vitreous.cli.options import load_model
+    from vitreous.concept import FOLDER, Concept
+
+    if similarity not in KINDS:
+        raise OptionError(f"--similarity {similarity}: must be one of {', '.join(KINDS)}")
+    if out is None and Path(name).name != name:
+        raise OptionError(f"{name!r} is not a name; give a plain one, and the place with --out")
+    found = pictures.find(*images)
+    concept = Concept.from_images(load_model(model, weights, device, img_size), found, similarity, name=name)
+    file = concept.save(out or FOLDER / f"{name}.safetensors")
+    typer.echo(f"{file}  {len(found)} pictures, {similarity}")
+    asked = f"concept:{name if out is None else out}"
+    typer.echo(
+        f"use it: vitreous explain IMAGE --method cdam --target {asked}" + (f" --model {model}" if model else "")
+    )
+
+
+@app.command("list")
+def list_concepts() -> None:
+    """The concepts in the folder vitreous-concepts."""
+    from vitreous.concept import FOLDER, Concept
+
+    files = sorted(FOLDER.glob("*.safetensors"))
+    for file in files:
+        concept = Concept.load(file)
+        typer.echo(f"{file.stem}  {len(concept.examples)} pictures, {concept.similarity}")
+    if not files:
+        typer.echo(f"no concepts in {FOLDER}; build one: vitreous concept build NAME IMAGES…")

@@ -1,0 +1,137 @@
+"""What the commands that read pictures and leave files share: which pictures, what their results are called."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitreous import pictures
+from vitreous.errors import InputError
+
+BATCH = 8
+SHOWN = 20  # pictures named in the summary
+Batch = list[tuple[Path, pictures.Picture]]
+
+
+@dataclass
+class Summary:
+    """What was done, for people and for programs."""
+
+    model: str
+    out: Path
+    named: set[str]
+    methods: dict[str, None] = field(default_factory=dict)
+    done: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def is_named(self, image: str) -> bool:
+        """Was this picture named on the command line, rather than found in a folder?"""
+        return os.path.abspath(image) in self.named
+
+    @property
+    def code(self) -> int:
+        return 2 if not self.done or any(self.is_named(entry["image"]) for entry in self.failed) else 0
+
+
+def check_out(out: Path) -> None:
+    """Can this be a folder?"""
+    for folder in (out, *out.parents):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--out {out}: {folder} is a file, not a folder")
+
+
+def find_pictures(sources: list[str], out: Path) -> tuple[list[Path], set[str]]:
+    """The files to read, without the results of earlier runs; and those that were named one by one."""
+    named = {os.path.abspath(source) for source in sources}
+    files = [file for file in pictures.find(*sources) if os.path.abspath(file) in named or not is_result(file, out)]
+    return files, named
+
+
+def read_batches(files: list[Path], summary: Summary) -> Iterator[Batch]:
+    """Readable pictures, a few at a time; the others go into the summary."""
+    batch: Batch = []
+    for file in files:
+        try:
+            picture = pictures.open_file(file)
+        except InputError as error:
+            summary.failed.append({"image": str(file), "reason": str(error)})
+            continue
+        if picture.note:
+            summary.notes[picture.note] = None
+        batch.append((file, picture))
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def result_files(out: Path, name: str) -> tuple[Path, Path]:
+    return out / f"{name}.png", out / f"{name}.npz"
+
+
+def is_result(file: Path, out: Path) -> bool:
+    """Is this a figure that an earlier run left here? The raw maps lie beside it."""
+    figure, maps = result_files(out, file.stem)
+    return os.path.abspath(file) == os.path.abspath(figure) and maps.is_file()
+
+
+def unique_names(files: list[Path], out: Path, ending: str = "") -> dict[Path, str]:
+    """What to call each picture's results: its stem, with as much of its path as tells it apart.
+
+    Nothing that is not an earlier result is overwritten, least of all a picture. `ending`: what follows the names.
+    """
+    names: dict[Path, str] = {}
+    levels = [Counter(map(str.lower, level)) for level in zip_longest(*map(spellings, files), fillvalue="")]
+    taken = {os.path.abspath(file).lower() for file in files}
+    for file in files:
+        distinct = [name for name, level in zip(spellings(file), levels) if level[name.lower()] == 1]
+        for name in chain(distinct, (f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
+            figure, maps = result_files(out, name + ending)
+            place = os.path.abspath(figure).lower()
+            if place not in taken and (maps.is_file() or not figure.exists()):
+                taken.add(place)
+                names[file] = name
+                break
+        else:
+            raise InputError(f"--out {out}: every name for the results of {file} is taken; give an empty folder")
+    return names
+
+
+def spellings(file: Path) -> list[str]:
+    """cat, cat_jpg, album_cat, album_cat_jpg, holidays_album_cat, …"""
+    folders = [part for part in file.parts[:-1] if part not in (file.anchor, "..", ".")]
+    starts = ["_".join([*folders[start:], ""]) for start in range(len(folders), -1, -1)]
+    ending = file.suffix.replace(".", "_")
+    return [short(f"{start}{file.stem}{end}") for start in starts for end in ("", ending)]
+
+
+def short(name: str, most: int = 180) -> str:
+    """Not longer than a file system takes, with room for an ending."""
+    return name.encode(errors="replace")[:most].decode(errors="ignore")
+
+
+def bar(total: int, hidden: bool) -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=hidden or total < 2 or not console.is_terminal)
+
+
+def tell_notes(summary: Summary, as_json: bool) -> None:
+    """What should be known, and what failed; JSON holds the notes itself."""
+    for note in () if as_json else summary.notes:
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+    for entry in summary.failed:
+        fatal = not summary.done or summary.is_named(entry["image"])
+        word, colour = ("error", "red") if fatal else ("skipped", "yellow")
+        typer.secho(f"{word}: {entry['reason']}", err=True, fg=colour)
