@@ -12,7 +12,8 @@ from conftest import off
 from torch import nn
 
 from vitreous import Trace
-from vitreous.capture import Attention, Capture
+from vitreous.attention import Attention
+from vitreous.capture import Capture
 from vitreous.errors import CaptureError
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]

@@ -162,9 +162,7 @@ def test_mistakes_are_told_in_one_line(
     assert "no images under" in error(distill.main([str(empty), "--teacher", str(other), *out]))
     assert "cannot read the teacher" in error(distill.main([str(photos), "--teacher", str(other), *out]))
     save_file({"pos_embed": torch.zeros(1, 577, 192)}, other)
-    assert "is not a deit_tiny_patch16_224" in error(
-        distill.main([str(photos), "--teacher", str(other), *out])
-    )
+    assert "is not a deit_tiny_patch16_224" in error(distill.main([str(photos), "--teacher", str(other), *out]))
     assert "belong together" in error(run(tmp_path / "student.safetensors", "--eval", str(photos)))
     assert "--batch must be positive" in error(run(tmp_path / "student.safetensors", "--batch", "0"))
     (empty / "labels.csv").write_text("name,imagenet_index\nzebra,340\n", encoding="utf-8")

@@ -101,9 +101,7 @@ def decode(path: Path, side: int) -> np.ndarray | None:
 
 def load_images(paths: Iterable[Path], side: int) -> tuple[Tensor, list[bool]]:
     """Pictures as one uint8 tensor [B 3 side side], and which of the files could be read."""
-    with ThreadPoolExecutor(
-        os.cpu_count()
-    ) as pool:  # Pillow decodes and resizes without the interpreter lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes and resizes without the interpreter lock
         squares = list(pool.map(lambda path: decode(path, side), paths))
     readable = [square is not None for square in squares]
     if not any(readable):

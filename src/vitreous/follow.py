@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.capture import Attention, widen
+from vitreous.attention import Attention, widen
 
 Rows = slice | list[int]
 Chunks = Iterator[tuple[Rows, Tensor, Tensor]]  # rows, A [B H rows M], A ⊙ ∂y/∂A

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.capture import sum_of
+from vitreous.attention import sum_of
 from vitreous.errors import OptionError
 from vitreous.methods.gradient.smoothgrad import smooth_gradient, unit_noise
 from vitreous.model import Model

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitreous.capture import Attention, Capture, Entry
+from vitreous.attention import Attention
+from vitreous.capture import Capture, Entry
 from vitreous.errors import CaptureError
 from vitreous.types import Map, Row
 

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.capture import Attention, Capture, Enough, same, widen
+from vitreous.attention import Attention, same, widen
+from vitreous.capture import Capture, Enough
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor
 from vitreous.model import Model

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.capture import Attention
+from vitreous.attention import Attention
 from vitreous.errors import OptionError
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.capture import Attention, sum_of, widen
+from vitreous.attention import Attention, sum_of, widen
 from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.gradient.integrated_gradients import path
 from vitreous.registry import method

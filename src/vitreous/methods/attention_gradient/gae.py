@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitreous.capture import sum_of
+from vitreous.attention import sum_of
 from vitreous.follow import Chunks
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitreous.capture import sum_of
+from vitreous.attention import sum_of
 from vitreous.follow import Chunks
 from vitreous.methods.attention.rollout import check_start, step, trim
 from vitreous.registry import method

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.capture import sum_of
+from vitreous.attention import sum_of
 from vitreous.registry import method
 from vitreous.target import Target, fix
 from vitreous.trace import Trace, gradients, score_of
