@@ -79,8 +79,21 @@ def test_flow_methods_refuse_and_name_what_works(name: str, reason: str, method:
 
 def test_a_model_without_attention_refuses() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    with pytest.raises(Unsupported, match="shows no attention"):
-        vitreous.explain(Model(net), torch.randn(1, 3, 64, 64), "rollout")
+    model, images = Model(net), torch.randn(1, 3, 64, 64)
+    for method in ("rollout", "gradcam", "cdam"):
+        with pytest.raises(Unsupported, match=r"shows no attention.*Try gradient") as caught:
+            vitreous.explain(model, images, method, 1)
+        assert "gradcam" not in str(caught.value).split("Try ")[1]
+    assert vitreous.explain(model, images, "gradient", 1).map.abs().max() > 0
+
+
+def test_later_stages_of_windowed_models_are_placed() -> None:
+    import timm
+
+    options = {"img_size": (64, 128), "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2), "window_size": 4}
+    net = timm.create_model("swinv2_tiny_window8_256", **options, num_classes=5).eval()
+    ours = vitreous.explain(Model(net), torch.randn(2, 3, 64, 128), "gradcam", 1).map
+    assert ours.shape == (2, 8, 16), "4-pixel patches, merged two by two"
 
 
 def test_torchscript_is_refused() -> None:

@@ -23,14 +23,24 @@ if TYPE_CHECKING:
     from vitreous.registry import METHODS as METHODS
     from vitreous.registry import method as method
     from vitreous.sources import load as load
+    from vitreous.target import Class as Class
+    from vitreous.target import Contrast as Contrast
+    from vitreous.target import Neuron as Neuron
+    from vitreous.target import Text as Text
+    from vitreous.target import Top as Top
     from vitreous.trace import Trace as Trace
 
 HOMES = {  # imported when they are first used, so that `import vitreous` is quick
     "Attribution": "attribution",
+    "Class": "target",
     "Concept": "concept",
+    "Contrast": "target",
     "Layout": "layout",
     "METHODS": "registry",
     "Model": "model",
+    "Neuron": "target",
+    "Text": "target",
+    "Top": "target",
     "Trace": "trace",
     "VitreousError": "errors",
     "cass": "head_similarity",

@@ -108,12 +108,13 @@ def per_image(target: Any) -> bool:
 
 def refuse(trace: Trace, declared: Method) -> None:
     """Say why this method cannot work on this model, and which can."""
-    obstacle = trace.layout.obstacle
-    if declared.attention and obstacle is not None:
-        others = [m.name for m in METHODS.values() if not m.attention and m.family != "control"]
-        controls = [m.name for m in METHODS.values() if not m.attention and m.family == "control"]
-        advice = one_of(others[:4] or controls)
-        raise Unsupported(f"{declared.name} needs token attention; {trace.model.name} {obstacle}. Try {advice}.")
+    obstacle, entries = trace.layout.obstacle, trace.layout.entries
+    if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
+        return
+    able = [m for m in METHODS.values() if not m.attention and (entries or not m.tokens)]
+    shown = [m.name for m in able if m.family != "control"] or [m.name for m in able]
+    needed = "token attention" if declared.attention else "tokens that enter an attention"
+    raise Unsupported(f"{declared.name} needs {needed}; {trace.model.name} {obstacle}. Try {one_of(shown[:4])}.")
 
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:

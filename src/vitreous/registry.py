@@ -49,6 +49,7 @@ class Method:
     signed: bool | Callable[[Mapping[str, Any]], bool]  # may depend on the options
     targeted: bool  # does the map depend on the target?
     attention: bool  # does it follow attention from token to token?
+    tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
 
     @cached_property
     def doc(self) -> str:
@@ -85,6 +86,7 @@ class Method:
             "signed": self.is_signed(self.check({})),
             "targeted": self.targeted,
             "attention": self.attention,
+            "tokens": self.tokens,
             "options": options.get("properties", {}),
         }
 
@@ -192,6 +194,7 @@ def method(
     signed: bool | Callable[[Mapping[str, Any]], bool] = False,
     targeted: bool = False,
     attention: bool = False,
+    tokens: bool = False,
     family: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(trace, target, *, options) -> map` as a method."""
@@ -199,7 +202,7 @@ def method(
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run)
         folder = family or run.__module__.split(".")[-2 if "." in run.__module__ else -1]
-        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention))
+        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention, tokens))
         return run
 
     return declare

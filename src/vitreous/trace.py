@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -234,14 +233,15 @@ class Trace:
         """Tokens [B N D] as they lie in the image, without CLS and registers ([B h w D] stays)."""
         if tokens.ndim == 4:
             return tokens
-        count, layout = tokens.shape[1], self.layout
-        start = layout.prefix if count == layout.tokens else count - layout.patches
-        if not 0 <= start <= 8:
-            h, w = layout.grid
-            raise Unsupported(
-                f"{self.model.name} has {count} tokens in this layer, which do not fit its {h}×{w} patches"
-            )
-        return tokens[:, start : start + layout.patches].reshape(len(tokens), *layout.grid, -1)
+        count, (h, w) = tokens.shape[1], self.layout.grid
+        if count == self.layout.tokens:
+            return placed(tokens, self.layout.prefix, h, w)
+        for extra in range(9):  # special tokens in front, as few as will do
+            for scale in (1, 2, 4, 8, 16, 32):  # later stages merge patches
+                size = -(-h // scale), -(-w // scale)
+                if count == size[0] * size[1] + extra:
+                    return placed(tokens, extra, *size)
+        raise Unsupported(f"{self.model.name} has {count} tokens in this layer, which do not fit its {h}×{w} patches")
 
     # -------------------------------------------------------------------------------------------------- gradients
 
@@ -300,9 +300,18 @@ class Trace:
 
     def generators(self, seed: int) -> list[torch.Generator]:
         """One random stream per image: it depends on the image and the seed, not on batch, device or precision."""
-        coarse = self.images.to(torch.bfloat16).view(torch.int16).cpu()  # the same for every precision
-        bits = [x.contiguous().numpy().tobytes() for x in coarse]
-        return [torch.Generator().manual_seed(seed * 0x9E3779B1 + zlib.crc32(b)) for b in bits]
+        coarse = (
+            self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
+        )  # the same for every precision
+        odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
+        marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
+        return [
+            torch.Generator().manual_seed((mark ^ (seed * 0xC2B2AE35)) % 2**63) for mark in torch.stack(marks).tolist()
+        ]
+
+
+def placed(tokens: Tensor, start: int, h: int, w: int) -> Float[Tensor, "B h w D"]:
+    return tokens[:, start : start + h * w].reshape(len(tokens), h, w, -1)
 
 
 def score_of(target: Target, record: Record, rows: slice = slice(None)) -> Scores:

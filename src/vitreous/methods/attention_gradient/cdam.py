@@ -17,7 +17,7 @@ from vitreous.types import Map
 COPIES = 128  # images times noisy copies in one pass of the last block
 
 
-@method(cite="brocki2023class", targeted=True, signed=True)
+@method(cite="brocki2023class", targeted=True, signed=True, tokens=True)
 def cdam(
     trace: Trace,
     target: Target,

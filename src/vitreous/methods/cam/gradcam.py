@@ -11,7 +11,7 @@ from vitreous.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="selvaraju2017grad", targeted=True, signed=True)
+@method(cite="selvaraju2017grad", targeted=True, signed=True, tokens=True)
 def gradcam(
     trace: Trace,
     target: Target,
