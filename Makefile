@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt src/vitreous/version.py
 .PHONY: demo test test-all lint types check clean bench
 
 demo: $(VENV)/.core   ## explain the packaged photo with the embedded model
-	$(BIN)/vitreous explain src/vitreous/assets/photos/cat.jpg --out vitreous-out
+	$(BIN)/vitreous explain src/vitreous/assets/photos/cat.jpg --method attention,rollout,gae,cdam --out vitreous-out
 
 test: $(VENV)/.dev    ## all tests but the slow studies
 	$(BIN)/python -m pytest -n auto -m "not slow" --cov=vitreous --cov-report=term --cov-fail-under=90 -q

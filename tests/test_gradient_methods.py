@@ -462,3 +462,35 @@ def test_a_gpu_with_too_little_memory_gets_smaller_batches(monkeypatch: pytest.M
     monkeypatch.setattr(Model, "run", run)
     assert off(vitreous.explain(model, images, "cdam", [0, 1, 2, 3, 4, 5, 6]).map, expected) < 1e-5
     assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+
+
+class Frozen(nn.Module):
+    """A head on a backbone that is run without gradients, as many fine-tuned models are."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.body, self.context, self.head = zoo.network("timm ViT"), context, nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.context():
+            z = self.body.forward_head(self.body.forward_features(x), pre_logits=True)
+        return self.head(z)
+
+
+@pytest.mark.parametrize("method", ["gae", "cdam", "gradcam", "gradient", "legrad", "grad_rollout"])
+def test_frozen_parts_are_differentiated_all_the_same(method: str) -> None:
+    torch.manual_seed(0)
+    frozen = Frozen(torch.no_grad)
+    free = Frozen(torch.enable_grad)
+    free.load_state_dict(frozen.state_dict())
+    images = zoo.images("timm ViT")
+    ours, expected = (vitreous.explain(Model(net), images, method, 1).map for net in (frozen, free))
+    assert ours.abs().max() > 0
+    assert torch.equal(ours, expected)
+
+
+def test_inference_mode_inside_a_model_is_said() -> None:
+    model, images = Model(Frozen(torch.inference_mode)), zoo.images("timm ViT")
+    assert vitreous.explain(model, images, "rollout").map.isfinite().all()
+    with pytest.raises(vitreous.VitreousError, match=r"nference|without gradients"):
+        vitreous.explain(model, images, "gradient", 1)

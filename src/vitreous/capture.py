@@ -64,6 +64,7 @@ class Capture(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.images, self.most, self.cut, self.edit, self.follower = images, most, cut, edit, follower
+        self.grads = cut is not None or torch.is_grad_enabled()
         self.names = names_of(net) if isinstance(net, nn.Module) else net
         self.since = since  # calls before this one are not kept
         self.last: Attention | None = None  # of nn.MultiheadAttention, which may ask for its weights
@@ -85,6 +86,8 @@ class Capture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch._C._set_grad_enabled and self.grads:
+            return None  # a frozen part of the model (torch.no_grad in its forward) is differentiated all the same
         if func in SDPA:
             return self.attend(*args, **kwargs)
         if func is F.multi_head_attention_forward:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitreous.attention import Attention
 from vitreous.capture import Capture, Entry
-from vitreous.errors import CaptureError
+from vitreous.errors import CaptureError, ModelError
 from vitreous.types import Map, Row
 
 if TYPE_CHECKING:
@@ -73,8 +73,12 @@ def probe(model: Model, size: tuple[int, int], given: Layout | None = None) -> L
     """Run the model once on two noise images and see; what is given by hand is believed."""
     noise = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
     images = noise.to(model.device, model.dtype).requires_grad_()
-    with model.still(), torch.inference_mode(False), torch.enable_grad(), Capture(model.module, images=2) as seen:
-        output = model.run(images)
+    try:
+        seen, output = look(model, images, grad=True)
+    except (RuntimeError, ModelError) as error:
+        if "nference" not in str(error):  # torch.inference_mode in its forward: only what needs no gradient will work
+            raise
+        seen, output = look(model, images.detach(), grad=False)
     first = next(iter(seen.calls), None)
     grid, prefix, suffix = geometry(seen, first, size)
     found = given or Layout(grid, (size[0] // grid[0], size[1] // grid[1]), prefix, suffix=suffix, readout=())
@@ -97,6 +101,12 @@ def probe(model: Model, size: tuple[int, int], given: Layout | None = None) -> L
     head = [seen.linear[0]] if seen.linear is not None and seen.linear[1] is output else []
     readout, share = find_readout(seen.calls[layers[-1]], [output, *head], found)
     return replace(found, readout=readout, share=None if pooled else share, probed=True)
+
+
+def look(model: Model, images: Tensor, grad: bool) -> tuple[Capture, Tensor]:
+    """One watched run."""
+    with model.still(), torch.inference_mode(False), torch.set_grad_enabled(grad), Capture(model.module, 2) as seen:
+        return seen, model.run(images)
 
 
 def geometry(seen: Capture, first: Attention | None, size: tuple[int, int]) -> tuple[tuple[int, int], int, int]:

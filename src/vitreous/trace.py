@@ -293,7 +293,7 @@ class Trace:
         """∂y/∂x at any images (the target must be fixed), and y."""
         leaf = images.detach().clone().requires_grad_()
         y = self.score(target, self.run(leaf, grad=True))
-        (grad,) = torch.autograd.grad([y], [leaf], [torch.ones_like(y)])
+        (grad,) = gradients(y, [leaf], keep=False)
         return widen(grad), y.detach()
 
     # ----------------------------------------------------------------------------------------------------- chance
@@ -321,10 +321,14 @@ def score_of(target: Target, record: Record, rows: slice = slice(None)) -> Score
         return widen(target(record.output[rows], record.embedding[rows]))
 
 
-def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """∂Σy/∂ each; the graph stays, so that another target can be asked about."""
+def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True) -> tuple[Tensor, ...]:
+    """∂Σy/∂ each; `keep`: the graph stays, so that another target can be asked about."""
     ends = y if isinstance(y, list) else [y]
-    found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=True, allow_unused=True)
+    if not all(end.requires_grad for end in ends):
+        raise Unsupported(
+            "the model runs without gradients (torch.inference_mode in its forward?); try attention or rollout"
+        )
+    found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=keep, allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))
 
 
