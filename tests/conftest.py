@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -72,6 +76,48 @@ def tiny() -> vitreous.Model:
 def cat() -> Path:
     """A packaged photo."""
     return Path(vitreous.__file__).parent / "assets" / "photos" / "cat.jpg"
+
+
+@dataclass
+class Result:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that says what went wrong."""
+        assert self.code == 2
+        (line,) = self.err.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+
+class Run(Protocol):
+    def __call__(self, *args: Any) -> Result: ...
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """`vitreous …` in this process, in an empty folder, in a terminal of 80 columns."""
+    from vitreous.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*args: Any) -> Result:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, args)])
+        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return Result(int(ended.value.code or 0), said.out, said.err)
+
+    return call
 
 
 def off(ours: object, theirs: object) -> float:

@@ -8,15 +8,15 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
 import zoo
+from conftest import Run
 from PIL import Image
 
 import vitreous
@@ -28,45 +28,6 @@ from vitreous.preprocess import IMAGENET, default
 from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line that says what went wrong."""
-        assert self.code == 2
-        lines = self.err.splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("error: ")
-        return lines[0].removeprefix("error: ")
-
-
-class Run(Protocol):
-    def __call__(self, *args: Any) -> Result: ...
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`vitreous …` in this process, in an empty folder, in a terminal of 80 columns."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*args: Any) -> Result:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, args)])
-        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return Result(int(ended.value.code or 0), said.out, said.err)
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from conftest import Run
 from PIL import Image
 
 import vitreous
@@ -140,39 +141,21 @@ def test_bad_examples_and_files(tmp_path: Path) -> None:
         Concept.from_images(zoo.model("timm DeiT distilled"), zoo.images("timm DeiT distilled"))
 
 
-def cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    from vitreous.cli.main import main
-
-    monkeypatch.setattr("sys.argv", ["vitreous", *words])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return int(left.value.code or 0)
-
-
-def test_command_line(
-    folder: Path, cat: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    assert cli(monkeypatch, "concept", "list") == 0
-    assert "no concepts" in capsys.readouterr().out
-    assert cli(monkeypatch, "concept", "build", "noise", str(folder), "--similarity", "cosine") == 0
-    assert "3 pictures, cosine" in capsys.readouterr().out
+def test_command_line(run: Run, folder: Path, cat: Path) -> None:
+    assert "no concepts" in run("concept", "list").out
+    assert "3 pictures, cosine" in run("concept", "build", "noise", folder, "--similarity", "cosine").out
     assert Concept.load("vitreous-concepts/noise.safetensors").similarity == "cosine"
-    assert cli(monkeypatch, "concept", "list") == 0
-    assert capsys.readouterr().out == "noise  3 pictures, cosine\n"
-    assert cli(monkeypatch, "explain", str(cat), "--method", "cdam", "--target", "concept:noise,282") == 0
+    assert run("concept", "list").out == "noise  3 pictures, cosine\n"
+    assert run("explain", cat, "--method", "cdam", "--target", "concept:noise,282").code == 0
     with np.load("vitreous-out/cat.npz") as stored:
         assert {"cdam@concept:noise", "cdam@282"} <= set(stored)
-    capsys.readouterr()
     (folder / "empty").mkdir()
     (folder / "bad.png").write_bytes(b"nothing")
     for words, said in {
         ("empty",): "no pictures in this folder",
         ("nowhere.png",): "no such file",
         ("bad.png",): "bad.png",
-        (str(cat), "--similarity", "near"): "--similarity near: must be one of dot, cosine, l2",
+        (cat, "--similarity", "near"): "--similarity near: must be one of dot, cosine, l2",
     }.items():
-        assert cli(monkeypatch, "concept", "build", "other", *words) == 2
-        said_so = capsys.readouterr().err
-        assert said in said_so and said_so.count("\n") == 1
+        assert said in run("concept", "build", "other", *words).error
     assert [p.name for p in Path("vitreous-concepts").iterdir()] == ["noise.safetensors"], "nothing half-written"

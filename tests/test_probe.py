@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import sys
 import threading
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +18,13 @@ import safetensors.torch
 import timm
 import torch
 import zoo
+from conftest import Run
 from PIL import Image
 from test_methods import CHEAP, state
 from torch import nn
 
 import vitreous
 from vitreous import METHODS, Concept, Model, Trace, imagefolder, probe
-from vitreous.cli.main import main
 from vitreous.concept import fingerprint
 from vitreous.errors import InputError, ModelError, OptionError, Unsupported, VitreousError, WeightsError
 from vitreous.preprocess import IMAGENET, Preprocess, default
@@ -671,44 +669,6 @@ def test_evaluation_counts(others: Path, tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- command line
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line that says what went wrong."""
-        assert (self.code, self.out) == (2, "")
-        (line,) = self.err.splitlines()
-        assert line.startswith("error: ")
-        return line
-
-
-class Run(Protocol):
-    def __call__(self, *args: Any) -> Result: ...
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`vitreous …` in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*args: Any) -> Result:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, args)])
-        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return Result(int(ended.value.code or 0), said.out, said.err)
-
-    return call
 
 
 @pytest.fixture(scope="module")
