@@ -135,6 +135,9 @@ def test_bad_examples_and_files(tmp_path: Path) -> None:
         Concept.load(tmp_path / "bad.png")
     with pytest.raises(TargetError, match="unknown similarity 'dots'"):
         Concept(torch.zeros(3), "dots")  # type: ignore[arg-type]
+    for wrong in (torch.zeros(1, 3), torch.full((3,), torch.nan), np.arange(3)):
+        with pytest.raises(TargetError, match="one vector of finite numbers"):
+            Concept(wrong)  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="has 3 numbers, the model's embedding 32"):
         vitreous.explain(model, zoo.images("timm ViT"), "cdam", Concept(torch.zeros(3)))
     with pytest.raises(TargetError, match="no single embedding"):
@@ -154,8 +157,11 @@ def test_command_line(run: Run, folder: Path, cat: Path) -> None:
     for words, said in {
         ("empty",): "no pictures in this folder",
         ("nowhere.png",): "no such file",
+        ("",): "an empty name is not a picture",
         ("bad.png",): "bad.png",
         (cat, "--similarity", "near"): "--similarity near: must be one of dot, cosine, l2",
     }.items():
         assert said in run("concept", "build", "other", *words).error
+    assert "is not a name" in run("concept", "build", "", cat).error
+    assert "an empty name" in run("explain", "").error
     assert [p.name for p in Path("vitreous-concepts").iterdir()] == ["noise.safetensors"], "nothing half-written"

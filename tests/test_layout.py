@@ -133,3 +133,101 @@ def test_another_size_is_probed_anew() -> None:
     model = Model(net)
     assert vitreous.explain(model, torch.randn(1, 3, 224, 224), "rollout").map.shape == (1, 14, 14)
     assert vitreous.explain(model, torch.randn(1, 3, 96, 160), "rollout").map.shape == (1, 6, 10)
+
+
+class Loop(nn.Module):
+    """A hand-written attention that forms one head after the other, from plain parameters."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.cut, self.head, self.heads = nn.Conv2d(3, 32, 16, 16), nn.Linear(32, 5), heads
+        self.maps = nn.ParameterList(nn.Parameter(torch.randn(3, 32, 32) / 6) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.cut(x).flatten(2).mT
+        for weights in self.maps:
+            parts = [(x @ weight).chunk(self.heads, -1) for weight in weights]
+            x = x + torch.cat([(q @ k.mT / 4).softmax(-1) @ v for q, k, v in zip(*parts, strict=True)], -1)
+        return self.head(x.mean(1))
+
+
+def test_heads_one_by_one_are_refused_by_all_flow_methods() -> None:
+    torch.manual_seed(0)
+
+    class Projected(Loop):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.cut(x).flatten(2).mT
+            for weights in self.maps:
+                q, k, v = (nn.functional.linear(x, weight).chunk(2, -1) for weight in weights)
+                x = x + torch.cat([(a @ b.mT).softmax(-1) @ c for a, b, c in zip(q, k, v, strict=True)], -1)
+            return self.head(x.mean(1))
+
+    model, images = Model(Projected(2)), torch.randn(2, 3, 64, 64)
+    for method in vitreous.METHODS:
+        if vitreous.METHODS[method].attention:
+            with pytest.raises(Unsupported, match="computes its heads one by one"):
+                vitreous.explain(model, images, method, 1)
+
+
+def test_layers_without_norms_and_linear_layers_are_followed() -> None:
+    torch.manual_seed(0)
+    model, images = Model(Loop(1)), torch.randn(2, 3, 64, 64)
+    assert model.layout_at((64, 64)).layers == 2
+    for method in ("attention", "rollout", "gae", "grad_rollout", "gradient"):
+        assert vitreous.explain(model, images, method, 1).map.abs().max() > 0
+    with pytest.raises(Unsupported, match="no tokens entering"):
+        vitreous.explain(model, images, "cdam", 1)
+
+
+class Nested(nn.Module):
+    """Blocks as lists of an attention and an MLP, the residual outside of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.head = nn.Conv2d(3, 32, 16, 16), nn.Linear(32, 5)
+        mlp = lambda: nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU())  # noqa: E731
+        attention = lambda: nn.MultiheadAttention(32, 2, batch_first=True)  # noqa: E731
+        self.layers = nn.ModuleList(nn.ModuleList([attention(), mlp()]) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.cut(x).flatten(2).mT
+        for attention, mlp in self.layers:
+            x = x + attention(x, x, x)[0]
+            x = x + mlp(x)
+        return self.head(x.mean(1))
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = zoo.ZOO["timm ViT"].make(), zoo.ZOO["timm ViT"].make()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + self.b(x.flip(-1))
+
+
+@pytest.mark.parametrize("make", [Nested, Towers])
+def test_what_needs_a_chain_of_blocks_says_so(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, images = Model(make().eval(), classifier=True), torch.randn(2, 3, 64, 64)
+    with pytest.raises(Unsupported, match=r"modules of their own|from block to block"):
+        vitreous.explain(model, images, "legrad", 1)
+    for method in ("attention", "rollout", "gae", "gradient"):
+        assert vitreous.explain(model, images, method, 1).map.abs().max() > 0
+
+
+def test_smooth_cdam_where_the_end_cannot_take_more_images() -> None:
+    torch.manual_seed(0)
+    model, images = Model(Towers().eval(), classifier=True), torch.randn(2, 3, 64, 64)
+    assert vitreous.explain(model, images, "cdam", 1, variant="smooth", samples=2).map.abs().max() > 0
+
+
+def test_checkpointed_models_are_explained_as_they_are() -> None:
+    net = zoo.ZOO["timm ViT"].make().eval()
+    net.load_state_dict(zoo.network("timm ViT").state_dict())
+    net.set_grad_checkpointing(True)
+    net.train()
+    for method in ("gae", "grad_rollout", "cdam", "legrad"):
+        ours = vitreous.explain(Model(net), zoo.images("timm ViT"), method, 1).map
+        assert torch.equal(ours, vitreous.explain(zoo.model("timm ViT"), zoo.images("timm ViT"), method, 1).map)
+    assert net.grad_checkpointing and net.training

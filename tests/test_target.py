@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import zoo
@@ -11,7 +12,7 @@ import zoo
 import vitreous
 from vitreous import Model, Trace
 from vitreous.errors import TargetError
-from vitreous.target import Class, Contrast, Neuron, Top, fix, parse, title
+from vitreous.target import Class, Contrast, Each, Neuron, Top, fix, parse, title
 
 LABELS = ["tabby, tabby cat", "tiger cat", "Egyptian cat", "bull mastiff", "black-and-tan coonhound", "zebra", "lynx"]
 
@@ -48,6 +49,10 @@ def model() -> Model:
         (torch.tensor([1, 2]), Class((1, 2))),
         (torch.tensor(4), Class(4)),
         ("1;2;0", Class((1, 2, 0))),
+        (np.array([1, 2]), Class((1, 2))),
+        (["5-6", "top-1", 3], Each((Contrast(Class(5), Class(6)), Top(1), Class(3)))),
+        ("TOP-1", Top(1)),
+        ("Neuron:4", Neuron(4)),
         (Top(2), Top(2)),
     ],
     ids=str,
@@ -215,3 +220,26 @@ def test_text_targets_of_hf_clip(tmp_path: Any) -> None:
     one, other = (vitreous.explain(clip, images, "cdam", f"text:{t}").map for t in ("a dog", "the cat"))
     assert one.shape == (3, 4, 4)
     assert not torch.equal(one, other)
+
+
+def test_a_list_may_hold_any_targets_and_its_string_comes_back(model: Model) -> None:
+    images = torch.cat([zoo.images("timm ViT")] * 6)  # more than one batch
+    kinds = ["top-2", "zebra-lynx", "neuron:3"] * 6
+    ours = vitreous.explain(model, images, "cdam", kinds)
+    second = Trace(model, images[:1]).output.topk(2).indices[0, 1].item()
+    assert ours.target is not None and ours.target.startswith(f"{second};5-6;neuron:3;")
+    for i, target in enumerate((second, "5-6", "neuron:3")):
+        assert torch.allclose(ours.map[i], vitreous.explain(model, images[i], "cdam", target).map[0], atol=1e-6)
+    assert torch.allclose(vitreous.explain(model, images, "cdam", ours.target).map, ours.map, atol=1e-6)
+    numbers = np.arange(18) % 7
+    assert vitreous.explain(model, images, "cdam", numbers).target == ";".join(map(str, numbers))
+    concept = vitreous.Concept(torch.randn(32, generator=torch.Generator().manual_seed(0)))
+    for method, options in (("smoothgrad", {"samples": 2}), ("cdam", {"variant": "smooth", "samples": 3})):
+        mixed = vitreous.explain(model, images[:2], method, [concept, "zebra"], **options).map
+        alone = vitreous.explain(model, images[:1], method, concept, **options).map
+        assert torch.allclose(mixed[0], alone[0], rtol=1e-3, atol=1e-6)
+
+
+def test_a_contrast_with_the_best_class_is_stored_image_by_image() -> None:
+    output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
+    assert str(fix(Contrast(Top(1), Class(2)), output)) == "1-2;0-2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from vitreous.model import Model
 from vitreous.registry import METHODS, Method, Noted
 from vitreous.sources import load
 from vitreous.target import Target, Top, classes, fix, no_classifier, parse
+from vitreous.target import listed as parse_list
 from vitreous.trace import Trace
 
 BATCH = {"cpu": 16, "cuda": 64}  # images at a time; a GPU with too little memory gets fewer
@@ -34,6 +36,7 @@ def explain(
         return attribute(images, declared, target, values)
     wrapped = as_model(model)
     listed = as_images(images)
+    target = each_of(target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
     parts: list[Attribution] = []
@@ -101,9 +104,16 @@ def as_images(images: Any) -> Any:
     return torch.stack(list(listed))
 
 
+def each_of(target: Any) -> Any:
+    """Targets for each image as a list, however they were written."""
+    if isinstance(target, str) and len(parse_list(target)) > 1:
+        return parse_list(target)
+    return target.tolist() if isinstance(target, np.ndarray | Tensor) else target
+
+
 def per_image(target: Any) -> bool:
     """Is this a list with a target for each image?"""
-    return isinstance(target, list | tuple | Tensor) and not (isinstance(target, Tensor) and target.ndim == 0)
+    return isinstance(target, list | tuple)
 
 
 def refuse(trace: Trace, declared: Method) -> None:

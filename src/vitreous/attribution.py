@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from vitreous import pictures
 from vitreous.errors import InputError, OptionError, one_line
+from vitreous.target import listed
 from vitreous.types import Map
 from vitreous.version import VERSION
 
@@ -92,17 +92,9 @@ class Attribution:
 
     @property
     def targets(self) -> list[str | None]:
-        """What is explained in each image: "6;7" is 6 and 7, "6;7-1;2" is 6-1 and 7-2; words are never split."""
-        count, text = len(self), self.target or ""
-        if count < 2 or not re.fullmatch(r"[\d;-]+", text):
-            return [self.target] * count
-        each = text.split(";")
-        if len(each) == count and len({one.count("-") for one in each}) == 1:
-            return list(each)
-        sides = [side.split(";") for side in text.split("-")]
-        if any(len(side) not in (1, count) for side in sides):
-            return [self.target] * count
-        return ["-".join(side[i % len(side)] for side in sides) for i in range(count)]
+        """What is explained in each image: "6;7-1" is 6 and 7-1."""
+        each = listed(self.target or "")
+        return list(each) if len(each) == len(self) > 1 else [self.target] * len(self)
 
     @property
     def names(self) -> list[str]:
@@ -126,6 +118,8 @@ class Attribution:
     def resize(self, size: int | tuple[int, int]) -> Attribution:
         """The maps at another size (height, width), bilinearly."""
         shape = (size, size) if isinstance(size, int) else tuple(size)
+        if len(shape) != 2 or min(shape) < 1:
+            raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
         resized = F.interpolate(self.map[:, None], shape, mode="bilinear", align_corners=False)[:, 0]
         return replace(self, map=resized)
 

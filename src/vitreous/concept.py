@@ -29,13 +29,17 @@ BATCH = 16
 class Concept:
     """How similar the embedding z before the classifier is to c: z·c, cos(z, c) or −‖z − c‖."""
 
-    vector: Float[Tensor, "D"]
+    vector: Any  # [D]: a tensor, an array or a list
     similarity: str = "dot"
     name: str = "concept"
     model: str | None = None  # the fingerprint of the model it was built on; None: any of the right width
     examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        vector = torch.as_tensor(self.vector).detach()
+        if vector.ndim != 1 or not vector.is_floating_point() or not vector.isfinite().all():
+            raise TargetError(f"a concept is one vector of finite numbers, not {vector.dtype} {list(vector.shape)}")
+        object.__setattr__(self, "vector", vector)
         if self.similarity not in SIMILARITIES:
             raise TargetError(f"unknown similarity {self.similarity!r}; known: {', '.join(SIMILARITIES)}")
 
@@ -46,7 +50,8 @@ class Concept:
             )
         c = self.vector.to(embedding)
         if self.similarity == "dot":
-            return (embedding * c).sum(-1)
+            dot: Tensor = (embedding * c).sum(-1)
+            return dot
         if self.similarity == "cosine":
             return F.cosine_similarity(embedding, c[None], dim=-1)
         distance: Tensor = torch.linalg.vector_norm(embedding - c, dim=-1)

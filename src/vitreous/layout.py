@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,7 @@ class Layout:
     blocks: tuple[str, ...] = ()  # names of the modules that hold the layers
     suffix: int = 0  # tokens behind the patches
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read
+    layers: int = 0  # how many there are
     entries: tuple[Entry, ...] = ()  # where the tokens that enter each layer are made
     sequence_first: bool = False  # the model's tokens are [N B D]
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
@@ -83,11 +85,14 @@ def probe(model: Model, size: tuple[int, int], given: Layout | None = None) -> L
     grid, prefix, suffix = geometry(seen, first, size)
     found = given or Layout(grid, (size[0] // grid[0], size[1] // grid[1]), prefix, suffix=suffix, readout=())
     obstacle = find_obstacle(seen, found) if given is None else None
-    layers = [i for i, call in enumerate(seen.calls) if obstacle or found.is_layer(call, 2)]
+    if obstacle is None and head_by_head(seen, found):
+        obstacle = "computes its heads one by one"
+    layers = list(range(len(seen.calls))) if obstacle else layer_numbers(seen, found)
     ways = seen.ways if obstacle else [seen.entries[i] for i in layers]
     found = replace(
         found,
         blocks=blocks_of(model.module, [seen.calls[i] for i in layers]),
+        layers=len(ways),
         entries=tuple(way[0] for way in ways if way) if all(ways) else (),
         sequence_first=any(way is not None and way[1][0] != 2 for way in ways),
         obstacle=obstacle,
@@ -101,6 +106,20 @@ def probe(model: Model, size: tuple[int, int], given: Layout | None = None) -> L
     head = [seen.linear[0]] if seen.linear is not None and seen.linear[1] is output else []
     readout, share = find_readout(seen.calls[layers[-1]], [output, *head], found)
     return replace(found, readout=readout, share=None if pooled else share, probed=True)
+
+
+def layer_numbers(seen: Capture, layout: Layout) -> list[int]:
+    return [i for i, call in enumerate(seen.calls) if layout.is_layer(call, 2)]
+
+
+def head_by_head(seen: Capture, layout: Layout) -> bool:
+    """Does a module attend several times in a row, each time with one head and nothing projected in between?"""
+    numbers = layer_numbers(seen, layout)
+    return any(
+        seen.calls[i].name == seen.calls[j].name and seen.calls[j].shape[1] == 1 and seen.entries[j] is None
+        for i, j in pairwise(numbers)
+        if seen.entries[numbers[0]] is not None
+    )
 
 
 def look(model: Model, images: Tensor, grad: bool) -> tuple[Capture, Tensor]:

@@ -20,6 +20,7 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.layout import Layout, probe
 from vitreous.types import Images, Output
 
+FLAGS = ("training", "grad_checkpointing", "gradient_checkpointing")  # of a module: off while it is watched
 KEYS = ("logits", "image_embeds", "pooler_output", "x_norm_clstoken")  # of the dictionaries that models return
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
@@ -175,9 +176,10 @@ class Model:
         with lock, ExitStack() as stack:
             modules = list(self.module.named_modules())
             for _, module in modules:
-                if module.training:
-                    stack.callback(setattr, module, "training", True)
-                    module.training = False
+                for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
+                    if getattr(module, flag, False) is True:
+                        stack.callback(setattr, module, flag, True)
+                        setattr(module, flag, False)
             if self.net is not self.module or any(is_compiled(module) for _, module in modules):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             hooked = any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for _, m in modules)

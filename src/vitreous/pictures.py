@@ -156,6 +156,8 @@ def find(*sources: str | Path) -> list[Path]:
 
 def expand(source: str | Path) -> list[Path]:
     """The files that one name stands for; a file that does not exist stands for itself."""
+    if not str(source).strip():
+        raise InputError("an empty name is not a picture; give a file, a folder or a pattern")
     path = Path(source)
     if os.path.isdir(path):
         inside = sorted(p for p in visible(path) if p.suffix.lower() in ENDINGS)

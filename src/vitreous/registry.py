@@ -71,7 +71,9 @@ class Method:
         space = inspect.unwrap(self.run).__globals__  # only the options' own types need to be known there
         hints = typing.get_type_hints(holder, globalns=space, include_extras=True)
         fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in named}
-        return pydantic.create_model(self.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        return pydantic.create_model(
+            self.name, __config__=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False), **fields
+        )
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -101,6 +103,9 @@ class Method:
                 known = list(self.options.model_fields)
                 hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
                 raise OptionError(f"{self.name} has no option {name!r}{hint}")
+            kind = str(self.options.model_fields[name].annotation)
+            if isinstance(options[name], bool) and "bool" not in kind and "Any" not in kind:
+                raise OptionError(f"{self.name}.{name}={options[name]}: is neither true nor false")
         try:
             valid = self.options(**options)
         except pydantic.ValidationError as error:

@@ -71,7 +71,9 @@ class Contrast:
         return self.one(output, embedding) - self.other(output, embedding)
 
     def __str__(self) -> str:
-        return f"{self.one}-{self.other}"
+        sides = [str(side).split(";") if isinstance(side, Class) else [str(side)] for side in (self.one, self.other)]
+        count = max(map(len, sides))
+        return ";".join("-".join(side[i % len(side)] for side in sides) for i in range(count))
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,23 @@ class Neuron:
 
     def __str__(self) -> str:
         return f"neuron:{self.index}"
+
+
+@dataclass(frozen=True)
+class Each:
+    """A target of its own for each image, of any kinds."""
+
+    targets: tuple[Target, ...]
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        count = len(output) // max(1, len(self.targets))  # copies of each image
+        if count * len(self.targets) != len(output):
+            raise TargetError(f"{len(self.targets)} targets for {len(output)} images; give one, or one for each image")
+        parts = [slice(i * count, (i + 1) * count) for i in range(len(self.targets))]
+        return torch.cat([target(output[part], embedding[part]) for target, part in zip(self.targets, parts)])
+
+    def __str__(self) -> str:
+        return ";".join(map(str, self.targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +129,17 @@ def fix(target: Target, output: Output) -> Target:
         return Class(tuple(output.topk(target.rank, -1).indices[:, -1].tolist()))
     if isinstance(target, Contrast):
         return Contrast(fix(target.one, output), fix(target.other, output))
+    if isinstance(target, Each):
+        return Each(tuple(single(fix(t, output[i : i + 1])) for i, t in enumerate(target.targets)))
+    return target
+
+
+def single(target: Target) -> Target:
+    """A target fixed on one image, without the list of one."""
+    if isinstance(target, Class) and isinstance(target.index, tuple) and len(target.index) == 1:
+        return Class(target.index[0])
+    if isinstance(target, Contrast):
+        return Contrast(single(target.one), single(target.other))
     return target
 
 
@@ -117,6 +147,8 @@ def classes(target: Target) -> bool:
     """Does it name classes, so that it makes no sense without a classifier?"""
     if isinstance(target, Contrast):
         return classes(target.one) or classes(target.other)
+    if isinstance(target, Each):
+        return any(map(classes, target.targets))
     return isinstance(target, Class | Top)
 
 
@@ -129,6 +161,7 @@ def no_classifier(name: str) -> TargetError:
 
 def title(target: Target, model: Model, output: Output, index: int) -> str:
     """What a target means for one image, for people: its label and probability."""
+    target = target.targets[index] if isinstance(target, Each) else target
     fixed = fix(target, output[index : index + 1]) if isinstance(target, Top) else target
     if isinstance(fixed, Contrast):
         one, other = (title(t, model, output, index) for t in (fixed.one, fixed.other))
@@ -162,17 +195,19 @@ def parse(given: Any, model: Model, outputs: int) -> Target:
     if isinstance(given, Sequence) and given:
         each = [parse(item, model, outputs) for item in given]
         numbers = [item.index for item in each if isinstance(item, Class) and isinstance(item.index, int)]
-        if len(numbers) == len(each):
-            return Class(tuple(numbers))
-    raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
+        return Class(tuple(numbers)) if len(numbers) == len(each) else Each(tuple(each))
+    raise TargetError(f"{str(given)[:60]!r} is not a target; give a class number, a class name or top-1")
 
 
 def parse_text(text: str, model: Model, outputs: int) -> Target:
     """One string: what `str(target)` gives comes back as the same target."""
+    if len(listed(text)) > 1:
+        return parse(listed(text), model, outputs)
     parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
     if len(parts) == 2 and parts[0]:
         return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
     kind, colon, rest = text.partition(":")
+    kind = kind.lower()
     if colon and kind in ("text", "concept", "neuron"):
         return parse_kind(kind, rest.strip(), model, outputs)
     for part in (False, True):  # whole names first, then parts of names
@@ -182,16 +217,19 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
     raise unknown_class(text, model)
 
 
+def listed(text: str) -> list[str]:
+    """The targets in "a;b-c;d", one for each image; a text may hold any sign."""
+    return [text] if "text:" in text.lower() else [part.strip() for part in text.split(";")]
+
+
 def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | None:
     """A number, a rank or a class name (`part`: or a part that only one label holds)."""
     if not text:
         return None
-    if re.fullmatch(r"\d+(;\d+)+", text):
-        return Class(tuple(checked(int(part), outputs, "class") for part in text.split(";")))
     if re.fullmatch(r"-?\d+", text):
         return Class(checked(int(text), outputs, "class"))
-    if re.fullmatch(r"top-?\d+", text):
-        rank = int(text.removeprefix("top").lstrip("-"))
+    if re.fullmatch(r"top-?\d+", text, re.IGNORECASE):
+        rank = int(text[3:].lstrip("-"))
         if not 1 <= rank <= outputs:
             raise TargetError(f"top-{rank} is out of range: {model.name} has {outputs} outputs")
         return Top(rank)

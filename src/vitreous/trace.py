@@ -67,6 +67,8 @@ class Trace:
     def cut(self, layer: int = -1) -> Record:
         """A run that is differentiable only from the tokens that enter a layer's attention (`entry`)."""
         number = self.layer_number(layer)
+        if not self.layout.entries:
+            raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
         if number not in self._cuts:
             self._cuts[number] = self.run(self.images, cut=number, follower=self.follower(number, ends=False))
         return self._cuts[number]
@@ -98,7 +100,7 @@ class Trace:
         gradient passes from one block to the next.
         """
         device, layout = self.images.device.type, self.layout
-        if copies > 1 and len(layout.blocks) != len(layout.entries):  # no module to begin at: copy the images
+        if copies > 1 and len(layout.blocks) != layout.layers:  # no module to begin at: copy the images
             images, copies = images.repeat_interleave(copies, 0), 1
         entry = None if cut is None else layout.entries[cut]
         output = None
@@ -124,8 +126,14 @@ class Trace:
 
     def _extend_hooks(self, extend: Callable[[tuple[Tensor, ...]], Tensor]) -> list[Any]:
         """Hooks on the blocks that take what leaves them, part them for the gradient, and add rows behind the last."""
-        blocks = [self.block(i) for i in range(len(self.layout.entries))]
+        blocks = [self.block(i) for i in range(self.layout.layers)]
         taken: list[Tensor] = []  # [B N D] each
+        sent: list[Tensor] = []
+
+        def check(module: nn.Module, args: Any, kwargs: Any) -> None:
+            got = args[0] if args else next(iter(kwargs.values()))
+            if sent and got is not sent[-1]:
+                raise Unsupported(f"{self.model.name} does not hand its tokens from block to block; this needs that")
 
         def note(module: nn.Module, args: Any, out: Any) -> Any:
             stream = out[0] if isinstance(out, tuple) else out
@@ -134,9 +142,12 @@ class Trace:
                 onward = stream.detach().requires_grad_()
             else:
                 onward = torch.cat([stream, extend(tuple(taken)).movedim(0, self.batch_axis)], self.batch_axis)
+            sent.append(onward)
             return (onward, *out[1:]) if isinstance(out, tuple) else onward
 
-        return [block.register_forward_hook(note) for block in dict.fromkeys(blocks)]
+        unique = list(dict.fromkeys(blocks))
+        before = [block.register_forward_pre_hook(check, with_kwargs=True) for block in unique]
+        return before + [block.register_forward_hook(note) for block in unique]
 
     @property
     def batch_axis(self) -> int:
@@ -146,7 +157,7 @@ class Trace:
     def block(self, layer: int) -> nn.Module:
         """The module that holds a layer."""
         blocks = self.layout.blocks
-        if len(blocks) != len(self.layout.entries):
+        if len(blocks) != self.layout.layers:
             raise Unsupported(f"{self.model.name} does not hold its layers in modules of their own; this needs them")
         return self.model.module.get_submodule(blocks[layer])
 
@@ -181,8 +192,8 @@ class Trace:
 
     def layer_number(self, index: int) -> int:
         """A layer's number from 0; −1, −2 … count from the end."""
-        count = len(self.layout.entries)
-        if count == 0 and not self.layout.probed and self.layout.obstacle is None:
+        count = self.layout.layers
+        if count == 0 and self.layout.obstacle is None:
             raise self.no_layers()
         if count == 0:
             raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
@@ -193,8 +204,8 @@ class Trace:
     def layer(self, index: int) -> Attention:
         """A layer's attention; what comes before it is not kept."""
         number = self.layer_number(index)
-        record = self.record(since=number if self.layout.calls == len(self.layout.entries) else 0)
-        if len(record.layers) != len(self.layout.entries) - record.since:
+        record = self.record(since=number if self.layout.calls == self.layout.layers else 0)
+        if len(record.layers) != self.layout.layers - record.since:
             return self.attention[number]
         return record.layers[number - record.since]
 
@@ -259,20 +270,23 @@ class Trace:
         """A run whose backward shows A and ∂y/∂A of every layer."""
         if self._followed is None:
             follower = self.follower(0, ends=True)
-            self._followed = self.run(self.images, cut=self.layer_number(0), follower=follower), follower
+            if self.layout.entries:
+                record = self.run(self.images, cut=self.layer_number(0), follower=follower)
+            else:  # nowhere to cut: the whole run is differentiated
+                record = self.record(whole=True, grad=True)
+            self._followed = record, follower
         return self._followed
 
     def follower(self, first: int, ends: bool) -> Follower:
         """For a run that is differentiated from layer `first` on."""
         read = self.read_tokens if self.layout.probed else None
-        return Follower(self.layout.tokens, len(self.layout.entries) - first, read, ends)
+        return Follower(self.layout.tokens, self.layout.layers - first, read, ends)
 
     def follow(self, target: Target, visit: Visitor) -> None:
         """Show A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
         record, follower = self.followed()
-        assert record.entry is not None
         y = self.score(target, record)
-        if all(layer.followed for layer in record.layers):
+        if record.entry is not None and all(layer.followed for layer in record.layers):
             follower.visitor = visit
             gradients(y, [record.entry])
             return

@@ -34,7 +34,7 @@ def build(
 
     if similarity not in KINDS:
         raise OptionError(f"--similarity {similarity}: must be one of {', '.join(KINDS)}")
-    if out is None and Path(name).name != name:
+    if not name.strip() or (out is None and Path(name).name != name):
         raise OptionError(f"{name!r} is not a name; give a plain one, and the place with --out")
     found = pictures.find(*images)
     concept = Concept.from_images(load_model(model, weights, device, img_size), found, similarity, name=name)

@@ -48,8 +48,8 @@ def rollout(
 
 
 def check_start(trace: Trace, start_layer: int) -> None:
-    last = len(trace.layout.entries) - 1
-    if start_layer > last:
+    last = trace.layout.layers - 1
+    if start_layer > last >= 0:
         raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.attention import Attention, sum_of, widen
-from vitreous.errors import OptionError, Unsupported
+from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.gradient.integrated_gradients import path
 from vitreous.registry import method
 from vitreous.target import Target, fix
@@ -83,8 +83,15 @@ def trace_copies(tokens: Tensor, scale: Tensor) -> Tensor:
 def grad_at(trace: Trace, target: Target, tokens: Tensor, copies: int) -> Tensor:
     """∂y/∂T at other tokens, `copies` of them for each image."""
     axis = trace.batch_axis
-    last = len(trace.layout.entries) - 1
-    run = trace.run(trace.images, cut=last, copies=copies, edit=lambda entry: tokens.movedim(0, axis).to(entry.dtype))
+    last = trace.layout.layers - 1
+
+    def edit(entry: Tensor) -> Tensor:
+        return tokens.movedim(0, axis).to(entry.dtype)
+
+    try:
+        run = trace.run(trace.images, cut=last, copies=copies, edit=edit)
+    except (RuntimeError, ModelError):  # what follows the block cannot take more images: all of it runs for every copy
+        run = trace.run(trace.images.repeat_interleave(copies, 0), cut=last, edit=edit)
     assert run.entry is not None
     (grad,) = gradients(trace.score(target, run), [run.entry])
     return trace.batch_first(grad)

@@ -29,7 +29,7 @@ def gae(
     trace.followed()  # the one run that all below is read from
     read = trace.readout
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
-    left = len(trace.layout.entries)
+    left = trace.layout.layers
 
     def visit(chunks: Chunks) -> None:
         nonlocal gained, left

@@ -30,7 +30,7 @@ def grad_rollout(
     check_start(trace, start_layer)
     trace.followed()  # the one run that all below is read from
     carried = trace.readout
-    left = len(trace.layout.entries)
+    left = trace.layout.layers
 
     def visit(chunks: Chunks) -> None:
         nonlocal carried, left
