@@ -105,8 +105,8 @@ def test_each_image_keeps_its_own_target() -> None:
     assert [one.target for one in made(target="1;2")] == ["1;2"] * 3, "not one for each"
     assert made().targets == [None] * 3
     assert made(target="5-1;6-2;7-3").targets == ["5-1", "6-2", "7-3"]
-    assert made(target="5;6;7-1").targets == ["5-1", "6-1", "7-1"]
-    assert made(target="5-1;6-2;7-3").targets == ["5-1", "6-2", "7-3"], "as joined from batches"
+    assert made(target="5;6;7-1").targets == ["5", "6", "7-1"]
+    assert made(target="top-1;neuron:2;concept:red").targets == ["top-1", "neuron:2", "concept:red"]
     assert made(target="text:red; green; blue").targets == ["text:red; green; blue"] * 3
 
 
