@@ -344,3 +344,11 @@ def test_views_are_made_only_when_looked_at(small: Model, tmp_path: Path, cat: P
     assert views.name(0) == "photo.jpg"
     with pytest.raises(InputError, match=r"photo\.jpg: no such file"):
         views[0]
+
+
+def test_controls_are_drawn_in_grey(cat: Path) -> None:
+    """On a grey photo a control leaves grey, any other map colour."""
+    grey = Image.new("RGB", (224, 224), (128, 128, 128))
+    for method, coloured in (("random", False), ("centre", False), ("rollout", True)):
+        drawn = np.asarray(vitreous.explain(zoo.model("timm ViT"), grey, method).overlay()).astype(int)
+        assert (np.ptp(drawn, axis=-1).max() > 12) == coloured, method

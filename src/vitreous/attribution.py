@@ -134,9 +134,11 @@ class Attribution:
 
     def overlay(self, image: Any = None, *, index: int = 0, cells: bool = False) -> Image.Image:
         """The map of one image over its photo, cropped to what the model saw; `cells` shows the true patches."""
+        from vitreous.plot.colour import is_control
         from vitreous.plot.overlay import overlay
 
-        return overlay(self.map[index].cpu().numpy(), self.view(image, index), self.signed, cells=cells)
+        values, control = self.map[index].cpu().numpy(), is_control(self.method)
+        return overlay(values, self.view(image, index), self.signed, cells=cells, control=control)
 
     def save(self, path: str | Path) -> Path:
         """A figure (.png, .svg, .pdf, …) or the numbers with their provenance (.npz)."""

@@ -92,8 +92,8 @@ def attribution_figure(attribution: Attribution, *, cells: bool = False) -> Figu
 
 def image_label(attribution: Attribution, index: int) -> str:
     """The image's name, and its target where each image has its own."""
-    name, each = attribution.names[index], (attribution.target or "").split(";")
-    return f"{name} · target {each[index]}" if len(each) == len(attribution) > 1 else name
+    name, own = attribution.names[index], attribution.targets[index]
+    return f"{name} · target {own}" if own != attribution.target else name
 
 
 @dataclass(frozen=True)
