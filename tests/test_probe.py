@@ -444,7 +444,7 @@ def test_a_failed_write_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitreous.probed.os.replace", full)
+    monkeypatch.setattr("vitreous.files.os.replace", full)
     with pytest.raises(OSError, match="No space"):
         train(zoo.model("timm ViT"), data, tmp_path / "p", **QUICK)
     assert files(tmp_path) == ["p"]

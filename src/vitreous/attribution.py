@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from vitreous import pictures
 from vitreous.errors import InputError, OptionError, one_line
+from vitreous.files import write_whole
 from vitreous.target import listed
 from vitreous.types import Map
 from vitreous.version import VERSION
@@ -174,13 +174,9 @@ class Attribution:
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write an .npz whole or not at all: an interrupt leaves no half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{uuid.uuid4().hex}.part.npz")
-    try:
-        np.savez_compressed(draft, allow_pickle=False, **arrays)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_whole(path, buffer.getvalue())
 
 
 def read_arrays(path: Path, name: str | None) -> tuple[Tensor, dict[str, Any]]:

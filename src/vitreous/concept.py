@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from vitreous import pictures
 from vitreous.errors import InputError, TargetError, nearest, one_line
+from vitreous.files import write_whole
 from vitreous.model import Model
 from vitreous.types import Output, Scores
 
@@ -81,17 +81,11 @@ class Concept:
 
     def save(self, path: str | Path) -> Path:
         """A small .safetensors file with the vector, the similarity, the model's identity and the examples' names."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         told = {"name": self.name, "similarity": self.similarity, "model": self.model or ""}
         file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.part")
-        try:
-            save_file({"vector": self.vector.contiguous()}, draft, {**told, "examples": json.dumps(self.examples)})
-            os.replace(draft, file)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(file, save({"vector": self.vector.contiguous()}, {**told, "examples": json.dumps(self.examples)}))
         return file
 
     @classmethod

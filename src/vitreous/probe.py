@@ -23,9 +23,10 @@ from torch import Tensor
 
 from vitreous.concept import fingerprint
 from vitreous.errors import InputError, ModelError, OptionError, one_line
+from vitreous.files import write_whole
 from vitreous.imagefolder import ImageFolder, Made, Make, Reader, augmentation, open_folder, split
 from vitreous.model import Model
-from vitreous.probed import Probe, Probed, attach, embed, load_probe, write_whole
+from vitreous.probed import Probe, Probed, attach, embed, load_probe
 
 __all__ = [
     "Evaluation",

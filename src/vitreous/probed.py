@@ -6,7 +6,6 @@ y = W·z + b        z: what the network's own classifier reads, or its output wh
 from __future__ import annotations
 
 import json
-import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.concept import fingerprint
 from vitreous.errors import ModelError, Unsupported, WeightsError, one_line
+from vitreous.files import write_whole
 from vitreous.model import _LOCKS, Model
 from vitreous.types import Images
 from vitreous.version import VERSION
@@ -62,17 +62,6 @@ class Probe:
                 f"this probe was trained on {self.backbone} (fingerprint {self.fingerprint}), not on {model.name} "
                 f"({found}); give the same backbone, weights and image size"
             )
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """A file that is never seen half-written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        draft.write_bytes(content)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load_probe(path: str | Path) -> Probe:

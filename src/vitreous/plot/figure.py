@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,6 +14,7 @@ from PIL import Image
 
 from vitreous.attribution import FIGURES, Attribution
 from vitreous.errors import InputError, OptionError
+from vitreous.files import write_whole
 from vitreous.plot.panel import (
     AREA,
     MARGIN,
@@ -293,11 +292,4 @@ def save_figure(figure: Figure, path: Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in FIGURES:
         raise OptionError(f"{path}: cannot draw a {path.suffix or 'file without ending'}; use {', '.join(FIGURES)}")
-    data = rendered(figure, path.suffix.lower().removeprefix("."))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem[:40]}.{uuid.uuid4().hex[:12]}.part")
-    try:
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, rendered(figure, path.suffix.lower().removeprefix(".")))
