@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from vitreous.errors import VitreousError as VitreousError
     from vitreous.head_similarity import cass as cass
     from vitreous.layout import Layout as Layout
+    from vitreous.memory import limit_memory as limit_memory
     from vitreous.model import Model as Model
+    from vitreous.progress import show_progress as show_progress
     from vitreous.registry import METHODS as METHODS
     from vitreous.registry import method as method
     from vitreous.sources import load as load
@@ -45,8 +47,10 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "VitreousError": "errors",
     "cass": "head_similarity",
     "explain": "api",
+    "limit_memory": "memory",
     "load": "sources",
     "method": "registry",
+    "show_progress": "progress",
 }
 __all__ = ["__version__", *HOMES]
 

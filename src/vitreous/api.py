@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitreous import pictures
 from vitreous.attribution import Attribution, Views, join
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.memory import batch_size, in_batches
 from vitreous.model import Model
 from vitreous.registry import METHODS, Method, Noted
 from vitreous.sources import load
@@ -18,7 +19,7 @@ from vitreous.target import Target, Top, classes, fix, no_classifier, parse
 from vitreous.target import listed as parse_list
 from vitreous.trace import Trace
 
-BATCH = {"cpu": 16, "cuda": 64}  # images at a time; a GPU with too little memory gets fewer
+BATCH = {"cpu": 16, "cuda": 64}  # images at a time, where memory allows
 
 
 def explain(
@@ -39,20 +40,20 @@ def explain(
     target = each_of(target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
-    parts: list[Attribution] = []
-    start, size = 0, BATCH["cuda" if wrapped.device.type == "cuda" else "cpu"]
-    while start < len(listed):
-        part = slice(start, start + size)
-        try:
-            trace = Trace(wrapped, listed[part])
-            chosen = target[part] if per_image(target) else target
-            parts.append(attribute(trace, declared, chosen, values, Views.of(listed[part], wrapped)))
-            start += size
-        except torch.OutOfMemoryError:
-            size = min(size, len(listed) - start) // 2
-            if size == 0:
-                raise
-    return join(parts)
+
+    def run(part: slice) -> Attribution:
+        chosen = target[part] if per_image(target) else target
+        return attribute(Trace(wrapped, listed[part]), declared, chosen, values, Views.of(listed[part], wrapped))
+
+    size = 1 if declared.alone else images_at_once(wrapped, listed)
+    return join(in_batches(run, len(listed), min(size, len(listed)), f"{declared.name}, images"))
+
+
+def images_at_once(model: Model, images: Any = None) -> int:
+    """How many images to explain in one batch."""
+    size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
+    most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
+    return batch_size(model.layout_at(size).footprint[1], model.device, most)
 
 
 def attribute(

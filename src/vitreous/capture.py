@@ -77,6 +77,7 @@ class Capture(TorchFunctionMode):
         self.entries: list[Way | None] = []  # of each call
         self.ways: list[Way | None] = []  # of each call and of each attention that is changed on the way
         self.leaf: Tensor | None = None
+        self.made, self.largest = 0, 0  # bytes of all that was computed, and of the largest tensor
         self._counts = {"norm": 0, "linear": 0}
         self._recent: list[Way] = []  # norms and linear inputs since the last attention
         self._cut_from: Tensor | None = None
@@ -97,6 +98,8 @@ class Capture(TorchFunctionMode):
             if self.follower is not None and self.follower.reads(args[0]):
                 func = self.follower.linear
         out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            self.weigh(out)
         if func in NORMS:
             out = self.enter("norm", out)
         elif func in SOFTMAX:
@@ -108,6 +111,11 @@ class Capture(TorchFunctionMode):
         if self._following and isinstance(out, Tensor):
             self.see_change(func, args, out)
         return out
+
+    def weigh(self, out: Tensor) -> None:
+        """Count what this takes of memory."""
+        self.made += out.nbytes
+        self.largest = max(self.largest, out.nbytes)
 
     def enter(self, kind: str, tokens: Tensor) -> Tensor:
         """Count what may be the tokens that enter a layer; where gradients begin, give back the leaf in their place."""
@@ -215,6 +223,7 @@ class Capture(TorchFunctionMode):
 
     def keep(self, call: Attention) -> None:
         self.last = call if call.door == "mha" else None
+        self.made += 4 * call.node.nbytes  # with Q, K and V, which nn.MultiheadAttention makes out of sight
         self._calls += 1
         if self._calls > self.since and (self.cut is None or self.leaf is not None):
             self.calls.append(call)  # what comes before the cut is of no use

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitreous import pictures
 from vitreous.errors import InputError, TargetError, nearest, one_line
 from vitreous.files import write_whole
+from vitreous.memory import batch_size
 from vitreous.model import Model
 from vitreous.types import Output, Scores
 
@@ -118,8 +119,9 @@ def embeddings(model: Model, images: Any) -> Iterator[Float[Tensor, "b D"]]:
     """What the classifier reads of each image, a batch at a time."""
     from vitreous.trace import Trace
 
-    for start in range(0, len(images), BATCH):
-        trace = Trace(model, images[start : start + BATCH])
+    size = batch_size(model.layout.footprint[0], model.device, BATCH)
+    for start in range(0, len(images), size):
+        trace = Trace(model, images[start : start + size])
         record = trace.any_whole()
         assert record.embedding is not None
         if trace.classifies and record.embedding is record.output:

@@ -42,6 +42,7 @@ class Layout:
     entries: tuple[Entry, ...] = ()  # where the tokens that enter each layer are made
     sequence_first: bool = False  # the model's tokens are [N B D]
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
+    footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with
     obstacle: str | None = None  # why token attention cannot be followed: "attends in 7×7 windows"
 
     @property
@@ -95,6 +96,7 @@ def probe(model: Model, size: tuple[int, int], given: Layout | None = None) -> L
         layers=len(ways),
         entries=tuple(way[0] for way in ways if way) if all(ways) else (),
         sequence_first=any(way is not None and way[1][0] != 2 for way in ways),
+        footprint=(6 * seen.largest // 2, 3 * seen.made // 4),
         obstacle=obstacle,
     )
     if obstacle is not None or not layers:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitreous import pictures, preprocess
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.layout import Layout, probe
+from vitreous.memory import out_of_memory
 from vitreous.types import Images, Output
 
 FLAGS = ("training", "grad_checkpointing", "gradient_checkpointing")  # of a module: off while it is watched
@@ -138,7 +139,7 @@ class Model:
             self.outputs = output.shape[1]
             return output
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError | VitreousError):
+            if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
 

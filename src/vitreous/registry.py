@@ -50,6 +50,7 @@ class Method:
     targeted: bool  # does the map depend on the target?
     attention: bool  # does it follow attention from token to token?
     tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
+    alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
 
     @cached_property
     def doc(self) -> str:
@@ -200,6 +201,7 @@ def method(
     targeted: bool = False,
     attention: bool = False,
     tokens: bool = False,
+    alone: bool = False,
     family: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(trace, target, *, options) -> map` as a method."""
@@ -207,7 +209,7 @@ def method(
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run)
         folder = family or run.__module__.split(".")[-2 if "." in run.__module__ else -1]
-        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention, tokens))
+        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention, tokens, alone))
         return run
 
     return declare

@@ -106,6 +106,19 @@ class Each:
         return ";".join(map(str, self.targets))
 
 
+@dataclass(frozen=True)
+class Probability:
+    """What a target of classes asks for, in probabilities rather than logits."""
+
+    target: Target
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return self.target(output.softmax(-1), embedding)
+
+    def __str__(self) -> str:
+        return str(self.target)
+
+
 @dataclass(frozen=True, eq=False)
 class Text:
     """The cosine between an image and a text, for models that embed both."""
@@ -132,6 +145,17 @@ def fix(target: Target, output: Output) -> Target:
     if isinstance(target, Each):
         return Each(tuple(single(fix(t, output[i : i + 1])) for i, t in enumerate(target.targets)))
     return target
+
+
+def of_image(target: Target, index: int) -> Target:
+    """What a fixed target asks of one image."""
+    if isinstance(target, Class) and isinstance(target.index, tuple):
+        return Class(target.index[index if len(target.index) > 1 else 0])
+    if isinstance(target, Contrast):
+        return Contrast(of_image(target.one, index), of_image(target.other, index))
+    if isinstance(target, Probability):
+        return Probability(of_image(target.target, index))
+    return target.targets[index] if isinstance(target, Each) else target
 
 
 def single(target: Target) -> Target:

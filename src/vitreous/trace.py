@@ -88,38 +88,38 @@ class Trace:
         grad: bool = False,
         cut: int | None = None,
         edit: Edit = same,
-        copies: int = 1,
+        enter: Edit | None = None,
+        count: int | None = None,
         extend: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
         follower: Follower | None = None,
         since: int = 0,
     ) -> Record:
         """A new run.
 
-        `cut`: differentiable from this layer's entry, which `edit` may change. `copies`: that many of each image from
-        this layer's block on. `extend`: rows to add behind the last block's, made of what leaves every block; then no
+        `cut`: differentiable from this layer's entry, which `edit` may change. `enter`: what enters this layer's block
+        (without `cut`: the first) is changed, perhaps to another number of images (`count`). `extend`: rows to add
+        behind the last block's, made of what leaves every block; then no
         gradient passes from one block to the next.
         """
         device, layout = self.images.device.type, self.layout
-        if copies > 1 and len(layout.blocks) != layout.layers:  # no module to begin at: copy the images
-            images, copies = images.repeat_interleave(copies, 0), 1
         entry = None if cut is None else layout.entries[cut]
-        output = None
+        rows, output = count or len(images), None
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=self._amp))
             still = stack.enter_context(self.model.still())
             most = None if whole or grad or cut is not None or still.hooked else layout.calls
-            if copies > 1:
-                stack.enter_context(repeated(self.block(cut or 0), copies, self.batch_axis))
+            if enter is not None:
+                stack.enter_context(entering(self.block(cut or 0), enter))
             if extend is not None:
                 for hook in self._extend_hooks(extend):
                     stack.callback(hook.remove)
             stack.enter_context(suppress(Enough))
-            seen = stack.enter_context(Capture(still.names, len(images), most, entry, edit, follower, since))
+            seen = stack.enter_context(Capture(still.names, rows, most, entry, edit, follower, since))
             output = self.model.run(images)
-        layers = tuple(call for call in seen.calls if layout.is_layer(call, len(images)))
-        pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, len(images))]
+        layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
+        pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
         head = seen.linear if self.model.classifier is not False else None  # a backbone's last layer is no classifier
         embedding = head[0] if head is not None and head[1] is output else output
         return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf, since)
@@ -346,15 +346,15 @@ def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))
 
 
-def repeated(block: nn.Module, copies: int, axis: int) -> Any:
-    """A context in which a block reads every image of its batch `copies` times."""
+def entering(block: nn.Module, change: Edit) -> ExitStack:
+    """A context in which a block reads other tokens than it is given."""
 
-    def repeat(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if args:
-            return (args[0].repeat_interleave(copies, axis), *args[1:]), kwargs
+            return (change(args[0]), *args[1:]), kwargs
         first = next(iter(kwargs))
-        return args, {**kwargs, first: kwargs[first].repeat_interleave(copies, axis)}
+        return args, {**kwargs, first: change(kwargs[first])}
 
     stack = ExitStack()
-    stack.callback(block.register_forward_pre_hook(repeat, with_kwargs=True).remove)
+    stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
     return stack

@@ -21,6 +21,9 @@ ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one.")
 ]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="Use about so much memory: 4GB, 512MiB; default: half of what is free.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 ProbeFile = Annotated[
     Path | None, typer.Option("--probe", help="A file of vitreous probe train: its classes instead of the model's own.")

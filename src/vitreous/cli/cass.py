@@ -16,18 +16,19 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitreous.api import choose, refuse
+from vitreous.api import choose, images_at_once, refuse
 from vitreous.attribution import Attribution, Views, save_arrays
 from vitreous.cli.results import (
+    BATCH,
     SHOWN,
+    Batch,
     Summary,
-    bar,
     check_out,
     find_pictures,
-    read_batches,
     result_files,
     tell_notes,
     unique_names,
+    work_through,
 )
 from vitreous.head_similarity import class_saliency, head_maps, similarities, weighted_heads
 from vitreous.model import Model
@@ -68,15 +69,16 @@ def run(
     model = load()
     names = unique_names(files, out, ENDING)
     summary = Summary(model.name, out, named)
-    with bar(len(files), hidden=as_json) as progress:
-        task = progress.add_task("comparing", total=len(files))
-        for batch in read_batches(files, summary):
-            pictures = [picture for _, picture in batch]
-            trace = Trace(model, [picture.image for picture in pictures])
-            found = compare(trace, target, values, Views(pictures, model.preprocess))
-            for i, (file, _) in enumerate(batch):
-                summary.done.append(write(found, i, file, names[file], out))
-                progress.update(task, completed=len(summary.done) + len(summary.failed))
+
+    def work(batch: Batch) -> None:
+        pictures = [picture for _, picture in batch]
+        trace = Trace(model, [picture.image for picture in pictures])
+        found = compare(trace, target, values, Views(pictures, model.preprocess))
+        for i, (file, _) in enumerate(batch):
+            summary.done.append(write(found, i, file, names[file], out))
+
+    size = min(BATCH, images_at_once(model))
+    work_through(files, summary, size, work, lambda: report(summary, values, as_json), as_json)
     report(summary, values, as_json)
     raise typer.Exit(summary.code)
 

@@ -11,19 +11,20 @@ from typing import Any
 
 import typer
 
-from vitreous.api import attribute
+from vitreous.api import attribute, images_at_once
 from vitreous.attribution import Attribution, Views, save_arrays
 from vitreous.cli.options import Settings, pick_methods
 from vitreous.cli.results import (
+    BATCH,
     SHOWN,
+    Batch,
     Summary,
-    bar,
     check_out,
     find_pictures,
-    read_batches,
     result_files,
     tell_notes,
     unique_names,
+    work_through,
 )
 from vitreous.errors import OptionError, TargetError, Unsupported, one_of
 from vitreous.model import Model
@@ -63,16 +64,17 @@ def run(
     targets = None if target is None else split_targets(target, model)
     names = unique_names(files, out)
     summary = Summary(model.name, out, named)
-    with bar(len(files), hidden=as_json) as progress:
-        task = progress.add_task("explaining", total=len(files))
-        for batch in read_batches(files, summary):
-            trace = Trace(model, [picture.image for _, picture in batch])
-            grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
-            for i, (file, _) in enumerate(batch):
-                rows = [[cell and cell[i] for cell in row] for row in grid]
-                heads = row_heads(trace, targets, i) if any(m.targeted for m in plan.methods) else []
-                summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
-                progress.update(task, completed=len(summary.done) + len(summary.failed))
+    size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
+
+    def work(batch: Batch) -> None:
+        trace = Trace(model, [picture.image for _, picture in batch])
+        grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
+        for i, (file, _) in enumerate(batch):
+            rows = [[cell and cell[i] for cell in row] for row in grid]
+            heads = row_heads(trace, targets, i) if any(m.targeted for m in plan.methods) else []
+            summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
+
+    work_through(files, summary, size, work, lambda: report(summary, as_json), as_json)
     if target is not None and not any(m.targeted for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, as_json)

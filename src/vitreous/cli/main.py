@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import AsJson, Device, ImageSize, LabelsFile, ModelName, ProbeFile, WeightsFile
+from vitreous.cli.arguments import (
+    AsJson,
+    Device,
+    ImageSize,
+    LabelsFile,
+    Memory,
+    ModelName,
+    ProbeFile,
+    WeightsFile,
+)
 from vitreous.cli.concept import app as concept_app
 from vitreous.cli.probe import app as probe_app
 from vitreous.errors import VitreousError
@@ -64,23 +73,26 @@ def explain(
     probe: ProbeFile = None,
     img_size: ImageSize = None,
     device: Device = None,
+    memory: Memory = None,
     cells: Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain pictures: one figure and one .npz of raw maps for each."""
     from vitreous.cli import explain as command
     from vitreous.cli.options import load_model, parse_settings
+    from vitreous.memory import limit_memory
 
-    command.run(
-        sources=images,
-        load=lambda: load_model(model, weights, device, img_size, labels, probe),
-        methods=method,
-        target=target,
-        settings=parse_settings(options or []),
-        out=out,
-        cells=cells,
-        as_json=as_json,
-    )
+    with limit_memory(memory):
+        command.run(
+            sources=images,
+            load=lambda: load_model(model, weights, device, img_size, labels, probe),
+            methods=method,
+            target=target,
+            settings=parse_settings(options or []),
+            out=out,
+            cells=cells,
+            as_json=as_json,
+        )
 
 
 @app.command()
@@ -98,20 +110,23 @@ def cass(
     probe: ProbeFile = None,
     img_size: ImageSize = None,
     device: Device = None,
+    memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare every head's attention with the saliency of a class: which heads look where the class is."""
     from vitreous.cli import cass as command
     from vitreous.cli.options import load_model
+    from vitreous.memory import limit_memory
 
-    command.run(
-        sources=images,
-        load=lambda: load_model(model, weights, device, img_size, labels, probe),
-        target=target,
-        options={"samples": samples, "sigma": sigma, "seed": seed, "space": space},
-        out=out,
-        as_json=as_json,
-    )
+    with limit_memory(memory):
+        command.run(
+            sources=images,
+            load=lambda: load_model(model, weights, device, img_size, labels, probe),
+            target=target,
+            options={"samples": samples, "sigma": sigma, "seed": seed, "space": space},
+            out=out,
+            as_json=as_json,
+        )
 
 
 @app.command()
@@ -168,6 +183,8 @@ def explained(error: Exception) -> str | None:
         return f"{said}; see: {f'vitreous {words}'.strip()} --help"
     if type(error).__name__ == "OutOfMemoryError":
         return "the GPU has too little memory for this; try a smaller --img-size, fewer methods or --device cpu"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return "there is too little memory for this, even for one image; try a smaller --img-size"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return None

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vitreous import pictures
 from vitreous.errors import InputError
+from vitreous.memory import in_batches
+from vitreous.progress import show_progress, steps
 
 BATCH = 8
 SHOWN = 20  # pictures named in the summary
@@ -57,7 +58,7 @@ def find_pictures(sources: list[str], out: Path) -> tuple[list[Path], set[str]]:
     return files, named
 
 
-def read_batches(files: list[Path], summary: Summary) -> Iterator[Batch]:
+def read_batches(files: list[Path], summary: Summary, size: int = BATCH) -> Iterator[Batch]:
     """Readable pictures, a few at a time; the others go into the summary."""
     batch: Batch = []
     for file in files:
@@ -69,11 +70,33 @@ def read_batches(files: list[Path], summary: Summary) -> Iterator[Batch]:
         if picture.note:
             summary.notes[picture.note] = None
         batch.append((file, picture))
-        if len(batch) == BATCH:
+        if len(batch) == size:
             yield batch
             batch = []
     if batch:
         yield batch
+
+
+def work_through(
+    files: list[Path],
+    summary: Summary,
+    size: int,
+    work: Callable[[Batch], None],
+    report: Callable[[], None],
+    quiet: bool,
+) -> None:
+    """Do the work for a few pictures at a time; whoever stops it is told what was finished."""
+    with show_progress(False if quiet else None):
+        try:
+            for batch in steps(read_batches(files, summary, size), len(files), "pictures", len):
+                in_batches(partial(on_part, work, batch), len(batch), len(batch))
+        except KeyboardInterrupt:
+            report()
+            raise
+
+
+def on_part(work: Callable[[Batch], None], batch: Batch, part: slice) -> None:
+    work(batch[part])
 
 
 def result_files(out: Path, name: str) -> tuple[Path, Path]:
@@ -119,12 +142,6 @@ def spellings(file: Path) -> list[str]:
 def short(name: str, most: int = 180) -> str:
     """Not longer than a file system takes, with room for an ending."""
     return name.encode(errors="replace")[:most].decode(errors="ignore")
-
-
-def bar(total: int, hidden: bool) -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=hidden or total < 2 or not console.is_terminal)
 
 
 def tell_notes(summary: Summary, as_json: bool) -> None:

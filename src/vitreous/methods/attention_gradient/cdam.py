@@ -88,8 +88,11 @@ def grad_at(trace: Trace, target: Target, tokens: Tensor, copies: int) -> Tensor
     def edit(entry: Tensor) -> Tensor:
         return tokens.movedim(0, axis).to(entry.dtype)
 
+    def repeat(stream: Tensor) -> Tensor:
+        return stream.repeat_interleave(copies, axis)
+
     try:
-        run = trace.run(trace.images, cut=last, copies=copies, edit=edit)
+        run = trace.run(trace.images, cut=last, edit=edit, enter=repeat, count=len(tokens))
     except (RuntimeError, ModelError):  # what follows the block cannot take more images: all of it runs for every copy
         run = trace.run(trace.images.repeat_interleave(copies, 0), cut=last, edit=edit)
     assert run.entry is not None

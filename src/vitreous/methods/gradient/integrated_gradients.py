@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vitreous.progress import steps as told
 from vitreous.registry import Noted, method
 from vitreous.target import Target, fix
 from vitreous.trace import Trace
@@ -32,7 +33,7 @@ def integrated_gradients(
     fixed, start = fix(target, trace.output), begin(trace, baseline, seed)
     points, weights = path(steps)
     total = torch.zeros_like(images, dtype=torch.float32)
-    for point, weight in zip(points, weights):
+    for point, weight in told(zip(points, weights), steps, "integrated_gradients"):
         grad, _ = trace.input_grad(fixed, start + point * (images - start))
         total += weight * grad.float()
     parts = ((images - start).float() * total).sum(1)  # [B Y X]

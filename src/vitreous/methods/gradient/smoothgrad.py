@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
+from vitreous.progress import steps
 from vitreous.registry import method
 from vitreous.target import Target, fix
 from vitreous.trace import Trace
@@ -40,7 +41,7 @@ def unit_noise(trace: Trace, samples: int, seed: int) -> Iterator[Images]:
     """Standard normal noise for the whole batch, sample by sample, from a stream of each image's own."""
     streams = trace.generators(seed)
     shape = trace.images.shape[1:]
-    for _ in range(samples):
+    for _ in steps(range(samples), samples, "smoothgrad"):
         yield torch.stack([torch.randn(shape, generator=stream) for stream in streams]).to(trace.images.device)
 
 

@@ -1,0 +1,1 @@
+"""Methods that change the image and look what happens."""

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from vitreous.registry import method
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.types import Map
+from vitreous.variants import scored_as, scores_without
+
+
+@method(cite="brocki2023class", targeted=True, signed=True, attention=True, alone=True)
+def token_ablation(
+    trace: Trace,
+    target: Target,
+    *,
+    of: Annotated[Literal["logit", "probability"], Field(description="of what the drop is measured")] = "logit",
+) -> Map:
+    """How much the score falls when a patch's token is taken out of the sequence, behind its position embedding.
+
+    y(all tokens) − y(without token i), one run for each patch
+    """
+    fixed, whole = scored_as(trace, target, of)
+    first, count = trace.layout.prefix, trace.layout.patches
+    gone = torch.eye(trace.layout.tokens, dtype=torch.bool, device=trace.images.device)[first : first + count]
+    falls = [whole[i] - scores_without(trace, i, fixed[i], gone, "token_ablation") for i in range(len(trace))]
+    return torch.stack(falls).reshape(-1, *trace.layout.grid)
