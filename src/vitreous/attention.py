@@ -99,8 +99,7 @@ class Attention:
 
     def verify(self, tolerance: float | None = None) -> None:
         """Raise unless A·V is what the layer itself returned."""
-        exact = torch.float32 if self.door == "eager" else self.node.dtype
-        limit = tolerance or {torch.float64: 1e-10, torch.float32: 1e-4}.get(exact, 3e-2)
+        limit = tolerance or {torch.float64: 1e-10, torch.float32: 1e-4}.get(self.node.dtype, 3e-2)
         worst = self.error().max().item()
         if not worst <= limit:
             raise CaptureError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +170,7 @@ class Capture(TorchFunctionMode):
         bias = additive(attn_mask, is_causal, query, key)
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
-        call = Attention(self.caller(), door, out, v, q, k, s, bias, keys=k, fold=fold)
+        call = Attention(caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold)
         if follower is not None:
             call.followed, call.node = True, follower.attend(call, options)
         self.keep(call)
@@ -214,12 +214,12 @@ class Capture(TorchFunctionMode):
             self._following = True
             setattr(out, KEYS, args[-1])
         elif getattr(a, TAG) == "mixed" or fold is None:
-            self.mixed.append(self.caller())
+            self.mixed.append(caller(self.names))
             self.ways.append(self.entry(a.shape[1], v.shape[-1]))
             self._recent.clear()
         else:
             keys = getattr(a, KEYS, None)
-            self.keep(Attention(self.caller(), "eager", out, fold_v(v), given=fold_a(a), keys=keys, fold=fold))
+            self.keep(Attention(caller(self.names), "eager", out, fold_v(v), given=fold_a(a), keys=keys, fold=fold))
 
     def keep(self, call: Attention) -> None:
         self.last = call if call.door == "mha" else None
@@ -254,16 +254,17 @@ class Capture(TorchFunctionMode):
         elif func is F.conv2d and not self.calls:
             self.grids.append((out.shape[-2], out.shape[-1]))
 
-    def caller(self) -> str:
-        """The name of the innermost module on the call stack (the stack is the thread's own)."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            for key in ("self", "module"):
-                name = self.names.get(id(frame.f_locals.get(key)))
-                if name is not None:
-                    return name
-            frame = frame.f_back
-        return ""
+
+def caller(names: Mapping[int, str]) -> str:
+    """The name of the innermost module on the call stack (the stack is the thread's own)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for key in ("self", "module"):
+            name = names.get(id(frame.f_locals.get(key)))
+            if name is not None:
+                return name
+        frame = frame.f_back
+    return ""
 
 
 def names_of(net: nn.Module) -> dict[int, str]:

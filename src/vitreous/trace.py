@@ -48,6 +48,7 @@ class Trace:
         self._record: Record | None = None
         self._cuts: dict[int, Record] = {}
         self._followed: tuple[Record, Follower] | None = None
+        self._kept: dict[str, tuple[Record, Any]] = {}
         self._amp = torch.is_autocast_enabled(self.images.device.type)
 
     def __len__(self) -> int:
@@ -76,9 +77,15 @@ class Trace:
     def any_whole(self) -> Record:
         """A run with an output, whichever there is."""
         followed = self._followed[0] if self._followed is not None else None
-        kept = (self._record, followed, *self._cuts.values())
+        kept = (self._record, followed, *self._cuts.values(), *(run for run, _ in self._kept.values()))
         runs = [run for run in kept if run is not None and run.output is not None]
         return runs[0] if runs else self.record(whole=True)
+
+    def kept(self, name: str, make: Callable[[], tuple[Record, Any]]) -> tuple[Record, Any]:
+        """A run that methods make in a way of their own, with what else they know of it: made once."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     def run(
         self,

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.attention import widen
+from vitreous.errors import Unsupported
+from vitreous.methods.attention.rollout import step
+from vitreous.mixing import Layer, Projection, need_blocks, record
+from vitreous.registry import method
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.types import Keys, Map, Row, Weights
+
+
+@method(cite="kobayashi2020attention", attention=True)
+def norm_attention(
+    trace: Trace,
+    target: Target,
+    *,
+    residual: Annotated[bool, Field(description="with each token itself in what it takes from itself (2021)")] = False,
+    layer: Annotated[
+        int | None, Field(description="one layer's own row, from 0, or from the end by -1, -2, …; none: all layers")
+    ] = None,
+) -> Map:
+    """How long the vectors are that the tokens the head reads take from each patch, in one layer or over all.
+
+    S_ij = ‖Σ_h A^h_ij W_O^h v_j^h‖, with `residual` ‖… + δ_ij x_i‖, x what enters the block; ρᵀS⁽ˡ⁾, or, rows
+    normalised, ρᵀ Π_l (S⁽ˡ⁾ + I)/2, with `residual` ρᵀ Π_l S⁽ˡ⁾
+    """
+    numbers = list(range(trace.layout.layers)) if layer is None else [trace.layer_number(layer)]
+    if residual:
+        need_blocks(trace, "norm_attention with residual", "norm_attention without it, or rollout")
+    layers = record(trace, trace.images, numbers if residual else None)
+    carried: Row = trace.readout.to(layers[numbers[0]].attention.wide)  # [B N]
+    tokens = trace.read_tokens
+    for number in reversed(numbers):
+        moved = torch.zeros_like(carried)
+        for rows, s in norms(trace, layers[number], residual, tokens):
+            if layer is None:
+                s = s / s.sum(-1, keepdim=True).clamp_min(1e-30)
+                moved += step(carried, s, 0.0 if residual else 0.5, rows)
+            else:
+                moved += torch.einsum("bn,bnm->bm", carried[:, rows], s)
+        carried, tokens = moved, None
+    return trace.map(carried)
+
+
+def norms(
+    trace: Trace, layer: Layer, residual: bool, tokens: list[int] | None = None
+) -> Iterator[tuple[slice | list[int], Float[Tensor, "B n M"]]]:
+    """S by rows: of all tokens, or of these."""
+    call, projection = layer.attention, layer.projection
+    if projection is None:
+        raise Unsupported(
+            f"norm_attention needs attention whose output is projected as it is; in {call.name or trace.model.name} "
+            f"something stands between them (a norm, a gate). Try value_zeroing or rollout."
+        )
+    products = gram(projection, call.v)
+    for rows, a in call.chunks(tokens):
+        s = lengths(a, products)
+        if residual:
+            assert layer.block is not None
+            i = torch.arange(call.shape[2], device=a.device)[rows]
+            n = torch.arange(len(i), device=a.device)
+            own = a[:, :, n, i, None] * widen(call.v)[:, :, i]  # [B H n d]
+            s[:, n, i] = (projection(own.transpose(1, 2).flatten(2)) + layer.block.entered[:, i]).norm(dim=-1)
+        yield rows, s
+
+
+def gram(projection: Projection, values: Keys) -> Float[Tensor, "B M H H"]:
+    """⟨W_O^h v_j^h, W_O^h′ v_j^h′⟩ of every two heads, in double precision: heads may cancel."""
+    h, d = values.shape[1], values.shape[3]
+    v = values.double()
+    between = projection(torch.eye(h * d, dtype=v.dtype, device=v.device))  # [H·d D]
+    between = (between @ between.mT).reshape(h, d, h, d)
+    return torch.stack([torch.einsum("bmx,xhy,bhmy->bmh", v[:, i], between[i], v) for i in range(h)], 2)
+
+
+def lengths(a: Weights, products: Float[Tensor, "B M H H"]) -> Float[Tensor, "B n M"]:
+    """‖Σ_h A^h_ij W_O^h v_j^h‖ from the products alone: no vector is formed for a pair of tokens."""
+    found = []
+    for one, product in zip(a, products):
+        by_key = one.permute(2, 1, 0).double()  # [M n H]
+        found.append((by_key @ product).mul_(by_key).sum(-1).clamp_min_(0).sqrt_().mT)
+    return torch.stack(found).to(a.dtype)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.attention import widen
+from vitreous.memory import batch_size, in_batches, out_of_memory
+from vitreous.mixing import Block, Layer, Spread, Swap, Variants, again, need_blocks, record, side_by_side, wide
+from vitreous.registry import method
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.types import Heads, Map, Tokens
+
+CACHE = 5_000_000  # bytes: on a CPU, more activations than this at a time are slower
+
+
+@method(cite="mohebbi2023quantifying", attention=True, alone=True)
+def value_zeroing(
+    trace: Trace,
+    target: Target,
+    *,
+    layer: Annotated[
+        int | None, Field(description="one layer's own row, from 0, or from the end by -1, -2, …; none: all layers")
+    ] = None,
+) -> Map:
+    """How much the tokens that the head reads would change, were a patch's value vector zero, in one layer or over all.
+
+    C_ij = 1 − cos(x̃_i, x̃_i⁻ʲ), x̃ what leaves the block; ρᵀC⁽ˡ⁾, or ρᵀ Π_l C⁽ˡ⁾ with rows normalised
+    """
+    need_blocks(trace, "value_zeroing", "norm_attention or rollout")
+    numbers = list(range(trace.layout.layers)) if layer is None else [trace.layer_number(layer)]
+    rows = [read_image(trace, index, numbers, normalise=layer is None) for index in range(len(trace))]
+    return trace.map(torch.stack(rows))
+
+
+def read_image(trace: Trace, index: int, numbers: list[int], normalise: bool) -> Float[Tensor, "N"]:
+    """ρᵀC of one image's layer, or ρᵀ of the product of many."""
+    tokens = trace.read_tokens
+    whole = len(numbers) > 1 or tokens is None  # are there layers of which all rows are read?
+    layers = record(trace, trace.images[index : index + 1], numbers, projections=whole)
+    carried = trace.readout[index]  # [N]
+    for number in reversed(numbers):
+        carried = carried.to(layers[number].attention.wide)
+        rows = tokens if tokens is not None else carried.nonzero().flatten().tolist()
+        c = value_changes(trace, layers[number], rows)  # [n N]
+        if normalise:
+            c = c / c.sum(-1, keepdim=True).clamp_min(torch.finfo(c.dtype).tiny)
+        carried, tokens = carried[rows] @ c, None
+    return carried
+
+
+def value_changes(trace: Trace, layer: Layer, rows: list[int] | None = None) -> Float[Tensor, "n N"]:
+    """C of one image's layer: all rows, or these."""
+    assert layer.block is not None
+    count = layer.attention.shape[2]
+    with again(trace, layer.block) as names:
+        runs = Runs(layer, layer.block, names)
+        if rows is not None and 2 * len(rows) < count:
+            found = runs.by_row(rows)
+            if found is not None:
+                return found
+        whole = runs.by_value()
+    return whole if rows is None else whole[rows]
+
+
+class Runs:
+    """The runs of one image's block with a value zeroed."""
+
+    def __init__(self, layer: Layer, block: Block, names: dict[int, str]) -> None:
+        self.block, self.names, self.projection, self.call = block, names, layer.projection, layer.attention
+        self.v, self.out = (widen(t[0]) for t in (self.call.v, self.call.out))  # [H N d]
+        self.tokens = block.entered  # [1 N D]
+        self.count = self.tokens.shape[1]
+        self.whole = block.out if layer.exact else self.swapped(self.tokens, self.out[None])  # x̃ [1 N D]
+
+    def batches(self, run: Callable[[slice], Tensor], count: int) -> Tensor:
+        """`run` on slices of 0…count that suit the machine, joined."""
+        size = 4 * self.tokens.nbytes  # an MLP is four times as wide as the tokens
+        device = self.tokens.device
+        most = max(1, CACHE // size) if device.type == "cpu" else None
+        return torch.cat(in_batches(run, count, batch_size(4 * size, device, most)))
+
+    def swapped(self, tokens: Tokens, heads: Heads) -> Tokens:
+        """What leaves the block when these tokens enter and its attention gives this."""
+        with Swap(self.names, heads):
+            return self.block.run(tokens)
+
+    def by_row(self, rows: list[int]) -> Float[Tensor, "n N"] | None:
+        """C by rows, where all that follows the attention is done token by token (None: it is not).
+
+        Image r of a batch is token i_r again and again; in place j it has lost value j.
+        """
+
+        def run(part: slice, share: float = 1.0) -> Tensor:
+            chosen = rows[part]
+            a = self.call.rows(chosen)[0, ..., None] * share  # [H n N 1]
+            heads = self.out[:, chosen, None] - a * self.v[:, None]  # [H n N d]
+            return self.swapped(self.tokens[0, chosen, None].expand(-1, self.count, -1), heads.transpose(0, 1))
+
+        kept = self.whole[0, rows, None]  # [n 1 D]
+        if not alike(run(slice(0, 1), 0.0), kept[:1].expand(-1, self.count, -1)):
+            return None
+        return self.batches(lambda part: distance(run(part), kept[part]), len(rows))
+
+    def by_value(self) -> Float[Tensor, "N N"]:
+        """C by columns: image j of a batch has lost value j."""
+        run = self.projected() or self.replaced
+        return self.batches(lambda part: distance(run(part), self.whole), self.count).T
+
+    @cached_property
+    def a(self) -> Float[Tensor, "H N M"]:
+        return self.call.weights[0]
+
+    def replaced(self, part: slice) -> Tokens:
+        """The block with O − A_j ⊗ v_j in place of O, for each of these j."""
+        a = self.a[:, :, part].permute(2, 0, 1)[..., None]  # [J H N 1]
+        v = self.v[:, part].transpose(0, 1)[:, :, None]  # [J H 1 d]
+        heads = self.out - a * v
+        return self.swapped(self.tokens.expand(len(heads), -1, -1), heads)
+
+    def projected(self) -> Callable[[slice], Tokens] | None:
+        """The same, changed behind the output projection, so that all before it is run for one image only.
+
+        o_i⁻ʲ = o_i − Σ_h A^h_ij W_O^h v_j^h
+        """
+        projection = self.projection
+        if projection is None or projection.weight is None:
+            return None
+        weight = projection.weight
+        o = F.linear(side_by_side(self.out[None]), widen(weight), wide(projection.bias))  # [1 N D]
+        a = self.a.permute(2, 1, 0).contiguous()  # [N N H]: by key
+        u = projection.by_head(self.v.transpose(0, 1))  # [N H D]
+
+        memory: list[Tensor] = []
+
+        def run(part: slice) -> Tokens:
+            with Spread(weight, Variants(o, a[part], u[part]), memory):
+                return self.block.run(self.tokens)
+
+        heaviest = int((self.a.sum(1) * self.v.norm(dim=-1)).sum(0)[1:].argmax())
+        trial = slice(heaviest, heaviest + 2)
+        try:
+            return run if alike(run(trial), self.replaced(trial)) else None
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            return None  # what follows does not take more images than came before
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """The same but for rounding."""
+    return a.shape == b.shape and bool((a - b).abs().max() <= 200 * torch.finfo(b.dtype).eps * b.abs().max())
+
+
+def distance(a: Tokens, b: Tensor) -> Float[Tensor, "B N"]:
+    """1 − cos, as ½|u − v|² of unit vectors: nothing cancels."""
+    u, v = (x / x.norm(dim=-1, keepdim=True) for x in (a, b))
+    apart: Tensor = (u - v).norm(dim=-1)
+    return apart.square() / 2

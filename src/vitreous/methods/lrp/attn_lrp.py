@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vitreous.methods.lrp.propagate import relevance_map
+from vitreous.registry import method
+from vitreous.rules.gradient import ATTN_LRP
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.types import Map
+
+
+@method(cite="achtibat2024attnlrp", targeted=True, signed=True)
+def attn_lrp(
+    trace: Trace,
+    target: Target,
+    *,
+    wrt: Annotated[
+        Literal["tokens", "image"], Field(description="relevance of the patches at the first block, or of the pixels")
+    ] = "tokens",
+) -> Map:
+    """Relevance propagated through every layer, attention included, back to the patches.
+
+    Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x, norms hold σ constant, and each factor of Q·Kᵀ and A·V gets half
+    """
+    return relevance_map(trace, target, ATTN_LRP, wrt)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vitreous.methods.lrp.propagate import relevance_map
+from vitreous.registry import method
+from vitreous.rules.gradient import CP_LRP
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.types import Map
+
+
+@method(cite="ali2022xai", targeted=True, signed=True)
+def cp_lrp(
+    trace: Trace,
+    target: Target,
+    *,
+    wrt: Annotated[
+        Literal["tokens", "image"], Field(description="relevance of the patches at the first block, or of the pixels")
+    ] = "tokens",
+) -> Map:
+    """Relevance propagated through the values only: attention is held constant, so that nothing is lost on the way.
+
+    Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x and norms hold σ, attention holds A = softmax(Q·Kᵀ) constant
+    """
+    return relevance_map(trace, target, CP_LRP, wrt)

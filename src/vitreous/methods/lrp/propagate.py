@@ -1,0 +1,84 @@
+"""One run of a model under a table of rules, and the relevance that is read from it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.attention import widen
+from vitreous.capture import names_of
+from vitreous.errors import Unsupported
+from vitreous.rules.mode import Rules, Table, carries, warn_of
+from vitreous.target import Target
+from vitreous.trace import Record, Trace, gradients
+from vitreous.types import Map
+
+Seen = tuple[Rules, Tensor | None]  # the rules of a run, and the tokens that entered its first block
+
+
+def relevance_map(trace: Trace, target: Target, table: Table, wrt: Literal["tokens", "image"]) -> Map:
+    """x·∂y/∂x under the rules: of the patches at the first block, or of the pixels, channels summed."""
+    if wrt == "tokens":
+        return on_grid(trace, token_relevance(trace, target, table)).sum(-1)
+    return image_relevance(trace, target, table).sum(1)
+
+
+def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+    """Tokens [B N D], [B h w D] or [B D h w] as they lie in the image, on the grid of the first block."""
+    if tokens.ndim == 4 and tokens.shape[0] == len(trace):
+        for placed in (tokens, tokens.movedim(1, -1)):
+            if covers((placed.shape[1], placed.shape[2]), trace.size):
+                return placed
+    elif tokens.ndim == 3 and tokens.shape[0] == len(trace):
+        with suppress(Unsupported):
+            return trace.to_patches(tokens)
+    found = "×".join(map(str, tokens.shape[1:]))
+    raise Unsupported(f"{trace.model.name}'s first block reads {found}, which is no grid of patches; use wrt=image")
+
+
+def covers(grid: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Is this an image of that size, in square patches?"""
+    patch = -(-size[0] // grid[0])
+    return grid == (-(-size[0] // patch), -(-size[1] // patch))
+
+
+def token_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
+    """x·∂y/∂x of all tokens that enter the first block, [B N D] (or [B h w D])."""
+    record, (rules, tokens) = trace.kept(table.name, partial(run_under, trace, table))
+    if tokens is None:
+        raise Unsupported(f"{trace.model.name} shows no tokens that enter its first block; use wrt=image")
+    return relevance_of(tokens, trace, target, record, rules).movedim(trace.batch_axis, 0)
+
+
+def image_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
+    """x·∂y/∂x of the pixels, [B 3 Y X]."""
+    record, (rules, _) = trace.kept(table.name, partial(run_under, trace, table))
+    return relevance_of(record.images, trace, target, record, rules)
+
+
+def relevance_of(x: Tensor, trace: Trace, target: Target, record: Record, rules: Rules) -> Tensor:
+    (grad,) = gradients(trace.score(target, record), [x])
+    warn_of(rules, trace.model.module, trace.model.name)
+    return widen(x.detach()) * widen(grad)
+
+
+def run_under(trace: Trace, table: Table) -> tuple[Record, Seen]:
+    """A run in which every function that carries a signal follows its rule."""
+    layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
+    has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
+    entry = None if has_blocks or not layout.entries else layout.entries[0]
+    entered: list[Tensor] = []
+
+    def note(tokens: Tensor) -> Tensor:
+        entered.append(tokens)
+        return tokens
+
+    with Rules(table, names_of(trace.model.module), entry) as rules:
+        record = trace.run(images, grad=True, enter=note if has_blocks else None)
+    tokens = entered[0] if entered else rules.entered
+    rules.entered = None
+    return record, (rules, tokens if carries(tokens) else None)
