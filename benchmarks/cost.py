@@ -1,6 +1,7 @@
 """The cost of every method in forward passes of the same batch, measured in one run.
 
     python benchmarks/cost.py [--weights FILE] [--batch 8] [--repeats 15] [--device cpu] [--methods cdam,gae] [--memory]
+    python benchmarks/cost.py --batch 1 --repeats 3 --methods token_ablation,occlusion,value_zeroing --image photo.jpg
 
 Plain forward and methods are interleaved, so that whatever else the machine does meets all of them alike; shown are the
 ratio of the medians and of the fastest runs. Absolute times mean nothing on a shared machine and are not shown.
@@ -12,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -19,6 +21,16 @@ import vitreous
 
 LIMITS = {"attention": 1.1, "rollout": 1.25, "cdam": 1.15, "gradcam": 1.15, "gae": 2.5, "grad_rollout": 2.5}
 LIMITS |= {f"cdam, {k} targets": 1.15 + 0.1 * k for k in (2, 5)}
+LIMITS_ALONE = {  # of methods that take one image at a time: in forwards of one image
+    "token_ablation": 110,
+    "occlusion": 110,
+    "value_zeroing": 80,
+    "value_zeroing, last layer": 1.5,
+    "transformer_attribution": 14,
+    "attn_lrp": 4,
+    "vit_cx, a mask": 2.2,
+}
+SLOW = ("attention_flow", "rise", "optimus")  # minutes: only where they are asked for
 
 
 def work(model: vitreous.Model, images: torch.Tensor) -> dict[str, Callable[[], object]]:
@@ -28,8 +40,8 @@ def work(model: vitreous.Model, images: torch.Tensor) -> dict[str, Callable[[], 
         with torch.no_grad():
             return model.net(images)
 
-    def explain(name: str) -> Callable[[], object]:
-        return lambda: vitreous.explain(model, images, name)
+    def explain(name: str, **options: Any) -> Callable[[], object]:
+        return lambda: vitreous.explain(model, images, name, **options)
 
     def targets(count: int) -> Callable[[], object]:
         def run() -> object:
@@ -39,7 +51,8 @@ def work(model: vitreous.Model, images: torch.Tensor) -> dict[str, Callable[[], 
         return run
 
     jobs = {"forward": forward} | {name: explain(name) for name in vitreous.METHODS}
-    return jobs | {f"cdam, {k} targets": targets(k) for k in (2, 5)}
+    jobs |= {f"cdam, {k} targets": targets(k) for k in (2, 5)}
+    return jobs | {"value_zeroing, last layer": explain("value_zeroing", layer=-1)}
 
 
 def measure(jobs: dict[str, Callable[[], object]], repeats: int, sync: Callable[[], None]) -> dict[str, list[float]]:
@@ -55,14 +68,14 @@ def measure(jobs: dict[str, Callable[[], object]], repeats: int, sync: Callable[
     return {name: taken[1:] for name, taken in times.items()}
 
 
-def table(times: dict[str, list[float]]) -> str:
+def table(times: dict[str, list[float]], limits: dict[str, float]) -> str:
     """Markdown: each job as forwards of the same batch."""
     plain = times["forward"]
     lines = ["| method | median | fastest | limit |", "|---|---|---|---|"]
     for name, taken in times.items():
         middle = statistics.median(taken) / statistics.median(plain)
         best = min(taken) / min(plain)
-        limit = f"{LIMITS[name]:.2f}" if name in LIMITS else ""
+        limit = f"{limits[name]:.2f}" if name in limits else ""
         lines.append(f"| {name} | {middle:.2f} | {best:.2f} | {limit} |")
     return "\n".join(lines)
 
@@ -99,6 +112,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", help="only these, separated by commas")
+    parser.add_argument("--image", help="a picture to explain; default: noise")
     parser.add_argument("--memory", action="store_true", help="what gae keeps in memory at up to 60×60 patches")
     given = parser.parse_args()
     name = "deit_tiny_patch16_224" if given.weights else None
@@ -107,14 +121,22 @@ def main() -> None:
         print(memory(model))
         return
     images = torch.randn(given.batch, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(given.device)
+    if given.image:
+        images = model.prepare([given.image] * given.batch)
     _ = model.layout  # the probe runs once for a model, not for a batch
     jobs = work(model, images)
     if given.methods:
         wanted = {"forward", *given.methods.split(",")}
         jobs = {name: job for name, job in jobs.items() if name.split(",")[0] in wanted}
+    else:
+        jobs = {name: job for name, job in jobs.items() if name not in SLOW}
     sync = torch.cuda.synchronize if given.device.startswith("cuda") else lambda: None
     print(f"{model.name}, batch {given.batch}, {given.device}, {torch.get_num_threads()} threads\n")
-    print(table(measure(jobs, given.repeats, sync)))
+    times = measure(jobs, given.repeats, sync)
+    if "vit_cx" in times:
+        masks = sum(vitreous.explain(model, images, "vit_cx").notes["masks"])
+        times["vit_cx, a mask"] = [taken * given.batch / masks for taken in times["vit_cx"]]
+    print(table(times, LIMITS_ALONE if given.batch == 1 else LIMITS))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from vitreous.errors import Unsupported
 CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly defaults
     "cass_attention": {"samples": 2},
     "integrated_gradients": {"steps": 3},
+    "rise": {"masks": 8},
+    "optimus": {"single_heads": False, "controls": 3},
     "smoothgrad": {"samples": 2},
 }
 PAIRS = [(method, name) for method in METHODS for name in zoo.ZOO]
@@ -49,7 +51,7 @@ def test_battery(method: str, name: str) -> None:
     target = aim(method, name)
     model.layout_at(entry.size)
     before = state(model.net)
-    if (METHODS[method].attention and not entry.flow) or (method == "legrad" and not entry.blocks):
+    if (METHODS[method].attention and not entry.flow) or (method in ("legrad", "value_zeroing") and not entry.blocks):
         with pytest.raises(Unsupported):
             vitreous.explain(model, images, method, target)
         assert state(model.net) == before
@@ -116,6 +118,6 @@ def test_half_precision_models_give_float32_maps(method: str) -> None:
     half = vitreous.explain(vitreous.Model(net.bfloat16()), zoo.images("timm ViT"), method, target).map
     assert half.dtype == torch.float32
     assert half.isfinite().all()
-    if METHODS[method].family != "control":
+    if METHODS[method].family != "control" and method != "transformer_attribution":  # ill-conditioned: see test_lrp
         together = torch.stack([exact.flatten(), half.flatten()])
         assert torch.corrcoef(together)[0, 1] > 0.9

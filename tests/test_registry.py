@@ -49,11 +49,11 @@ DECLARED = Method("sample", "own", "someone2026", sample, signed=True, targeted=
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Registry:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Registry[Method]:
     """A registry without vitreous's own methods, into which `@method` declares."""
-    new = Registry()
+    new: Registry[Method] = Registry("method")
     monkeypatch.setattr(registry, "METHODS", new)
-    monkeypatch.setattr(registry, "import_own", lambda: None)
+    monkeypatch.setattr(registry, "import_own", lambda kind: None)
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
     return new
 
@@ -172,14 +172,14 @@ def test_methods_are_listed_by_family_and_name() -> None:
 # ----------------------------------------------------------------------------------------------------- declaring
 
 
-def test_declaring_is_registering(fresh: Registry) -> None:
+def test_declaring_is_registering(fresh: Registry[Method]) -> None:
     assert method(signed=True, family="own")(sample) is sample, "the function stays as it is"
     assert list(fresh) == ["sample"]
     assert fresh["sample"].signed
     assert not fresh["sample"].targeted
 
 
-def test_the_family_is_the_folder(fresh: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_family_is_the_folder(fresh: Registry[Method], monkeypatch: pytest.MonkeyPatch) -> None:
     for module, family in [("package.folder.file", "folder"), ("script", "script")]:
         monkeypatch.setattr(sample, "__module__", module)
         fresh._known.clear()
@@ -187,7 +187,7 @@ def test_the_family_is_the_folder(fresh: Registry, monkeypatch: pytest.MonkeyPat
         assert fresh["sample"].family == family
 
 
-def test_the_same_name_twice_is_refused(fresh: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_name_twice_is_refused(fresh: Registry[Method], monkeypatch: pytest.MonkeyPatch) -> None:
     method()(sample)
     method()(sample)  # the same file, imported again
     monkeypatch.setattr(sample, "__module__", "elsewhere")
@@ -210,7 +210,7 @@ def test_a_package_cannot_take_the_name_of_our_own(undo: None) -> None:
     assert METHODS["rollout"].run.__module__ == "vitreous.methods.attention.rollout"
 
 
-def test_our_own_wins_when_it_comes_later(fresh: Registry) -> None:
+def test_our_own_wins_when_it_comes_later(fresh: Registry[Method]) -> None:
     """A user's module may be imported before the first look into METHODS."""
     method()(lambda_named("rollout", "theirs"))
     ours = lambda_named("rollout", "vitreous.methods.attention.rollout")
@@ -219,7 +219,7 @@ def test_our_own_wins_when_it_comes_later(fresh: Registry) -> None:
     assert fresh["rollout"].run is ours
 
 
-def test_wrong_signatures_are_refused_where_they_are_declared(fresh: Registry) -> None:
+def test_wrong_signatures_are_refused_where_they_are_declared(fresh: Registry[Method]) -> None:
     def none() -> None: ...
     def positional(trace: Any, target: Any, share: float = 0.5) -> None: ...
     def required(trace: Any, target: Any, *, share: float) -> None: ...
@@ -238,7 +238,7 @@ def test_wrong_signatures_are_refused_where_they_are_declared(fresh: Registry) -
     assert len(fresh) == 0
 
 
-def test_types_that_only_a_type_checker_imports(fresh: Registry) -> None:
+def test_types_that_only_a_type_checker_imports(fresh: Registry[Method]) -> None:
     """Only the options' types must be known at run time."""
     space: dict[str, Any] = {"__name__": "late"}
     code = "from __future__ import annotations\ndef late(trace: Trace, target: Target, *, n: int = 3) -> Map: ..."
@@ -251,23 +251,23 @@ def test_types_that_only_a_type_checker_imports(fresh: Registry) -> None:
 
 
 def points(*values: str) -> list[EntryPoint]:
-    return [EntryPoint(name=value.split(":")[0], value=value, group=registry.GROUP) for value in values]
+    return [EntryPoint(name=value.split(":")[0], value=value, group="vitreous.methods") for value in values]
 
 
 def test_entry_points_are_loaded_on_the_first_look(
-    fresh: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Registry[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "late_method.py").write_text(EXAMPLE.read_text().replace("value_norm", "late_method"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(
-        registry, "entry_points", lambda group: points("late_method") if group == registry.GROUP else []
+        registry, "entry_points", lambda group: points("late_method") if group == "vitreous.methods" else []
     )
     assert "late_method" not in sys.modules
     assert "late_method" in fresh
     monkeypatch.delitem(sys.modules, "late_method")
 
 
-def test_broken_packages_only_warn(fresh: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_packages_only_warn(fresh: Registry[Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad_method.py").write_text("raise RuntimeError('out of\\norder')")
     (tmp_path / "fine_method.py").write_text(EXAMPLE.read_text().replace("value_norm", "fine_method"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -283,14 +283,14 @@ def test_broken_packages_only_warn(fresh: Registry, tmp_path: Path, monkeypatch:
     monkeypatch.delitem(sys.modules, "fine_method")
 
 
-def test_an_interrupted_first_look_is_made_again(fresh: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+def test_an_interrupted_first_look_is_made_again(fresh: Registry[Method], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(kind: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(registry, "import_own", interrupted)
     with pytest.raises(KeyboardInterrupt):
         len(fresh)
-    monkeypatch.setattr(registry, "import_own", lambda: method()(sample))
+    monkeypatch.setattr(registry, "import_own", lambda kind: method()(sample))
     assert list(fresh) == ["sample"]
 
 

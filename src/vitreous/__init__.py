@@ -13,17 +13,25 @@ from typing import TYPE_CHECKING, Any
 from vitreous.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from vitreous.advice import Advice as Advice
+    from vitreous.advice import advise as advise
     from vitreous.api import explain as explain
     from vitreous.attribution import Attribution as Attribution
     from vitreous.concept import Concept as Concept
     from vitreous.errors import VitreousError as VitreousError
+    from vitreous.evaluation import Score as Score
+    from vitreous.evaluation import evaluate as evaluate
     from vitreous.head_similarity import cass as cass
     from vitreous.layout import Layout as Layout
+    from vitreous.leaderboard import Leaderboard as Leaderboard
+    from vitreous.leaderboard import run_leaderboard as run_leaderboard
     from vitreous.memory import limit_memory as limit_memory
     from vitreous.model import Model as Model
     from vitreous.progress import show_progress as show_progress
     from vitreous.registry import METHODS as METHODS
+    from vitreous.registry import METRICS as METRICS
     from vitreous.registry import method as method
+    from vitreous.registry import metric as metric
     from vitreous.sources import load as load
     from vitreous.target import Class as Class
     from vitreous.target import Contrast as Contrast
@@ -33,23 +41,31 @@ if TYPE_CHECKING:
     from vitreous.trace import Trace as Trace
 
 HOMES = {  # imported when they are first used, so that `import vitreous` is quick
+    "Advice": "advice",
     "Attribution": "attribution",
     "Class": "target",
     "Concept": "concept",
     "Contrast": "target",
     "Layout": "layout",
+    "Leaderboard": "leaderboard",
     "METHODS": "registry",
+    "METRICS": "registry",
     "Model": "model",
     "Neuron": "target",
+    "Score": "evaluation",
     "Text": "target",
     "Top": "target",
     "Trace": "trace",
     "VitreousError": "errors",
+    "advise": "advice",
     "cass": "head_similarity",
+    "evaluate": "evaluation",
     "explain": "api",
     "limit_memory": "memory",
     "load": "sources",
     "method": "registry",
+    "metric": "registry",
+    "run_leaderboard": "leaderboard",
     "show_progress": "progress",
 }
 __all__ = ["__version__", *HOMES]

@@ -134,11 +134,12 @@ class Attribution:
 
     def overlay(self, image: Any = None, *, index: int = 0, cells: bool = False) -> Image.Image:
         """The map of one image over its photo, cropped to what the model saw; `cells` shows the true patches."""
-        from vitreous.plot.colour import is_control
+        from vitreous.plot.colour import is_control, is_level, limits
         from vitreous.plot.overlay import overlay
 
         values, control = self.map[index].cpu().numpy(), is_control(self.method)
-        return overlay(values, self.view(image, index), self.signed, cells=cells, control=control)
+        ends = limits(values, self.signed, is_level(self.method))
+        return overlay(values, self.view(image, index), self.signed, cells=cells, limits=ends, control=control)
 
     def save(self, path: str | Path) -> Path:
         """A figure (.png, .svg, .pdf, …) or the numbers with their provenance (.npz)."""

@@ -1,9 +1,9 @@
-"""One declaration, read by everything: `@method` turns a function's own signature into its options.
+"""One declaration, read by everything: `@method` and `@metric` turn a function's own signature into its options.
 
     name = the function      family = its folder      summary = first line of the docstring      formula = the rest
     options = the keyword-only parameters with their types, bounds and help
 
-A package of your own adds methods through the entry-point group `vitreous.methods`.
+A package of your own adds methods and metrics through the entry-point groups `vitreous.methods`, `vitreous.metrics`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pydantic
 
@@ -27,7 +27,8 @@ from vitreous.errors import OptionError, VitreousError, nearest, one_line
 if TYPE_CHECKING:
     from vitreous.types import Map
 
-GROUP = "vitreous.methods"
+
+Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,13 @@ class Noted:
 
 
 @dataclass(frozen=True, eq=False)
-class Method:
-    """A declared method: call it with a trace, a target and options."""
+class Declared:
+    """A function with its name, its options and what it is for."""
 
     name: str
     family: str
     cite: str
     run: Callable[..., Any]
-    signed: bool | Callable[[Mapping[str, Any]], bool]  # may depend on the options
-    targeted: bool  # does the map depend on the target?
-    attention: bool  # does it follow attention from token to token?
-    tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
-    alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
 
     @cached_property
     def doc(self) -> str:
@@ -86,16 +82,13 @@ class Method:
             "summary": self.summary,
             "formula": self.formula,
             "cite": self.cite,
-            "signed": self.is_signed(self.check({})),
-            "targeted": self.targeted,
-            "attention": self.attention,
-            "tokens": self.tokens,
+            **self.traits(),
             "options": options.get("properties", {}),
         }
 
-    def is_signed(self, options: Mapping[str, Any]) -> bool:
-        """Do these options give a map with evidence for and against?"""
-        return self.signed(options) if callable(self.signed) else self.signed
+    def traits(self) -> dict[str, Any]:
+        """What else is declared."""
+        return {}
 
     def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values, or one line that says which is wrong."""
@@ -118,31 +111,72 @@ class Method:
         return {name: getattr(valid, name) for name in self.options.model_fields}
 
 
+@dataclass(frozen=True, eq=False)
+class Method(Declared):
+    """A declared method: call it with a trace, a target and options."""
+
+    signed: bool | Callable[[Mapping[str, Any]], bool]  # may depend on the options
+    targeted: bool  # does the map depend on the target?
+    attention: bool  # does it follow attention from token to token?
+    tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
+    alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
+    level: bool = False  # are its values scores, of which only the differences mean something?
+
+    def is_signed(self, options: Mapping[str, Any]) -> bool:
+        """Do these options give a map with evidence for and against?"""
+        return self.signed(options) if callable(self.signed) else self.signed
+
+    def traits(self) -> dict[str, Any]:
+        signed = self.is_signed(self.check({}))
+        return {"signed": signed, "targeted": self.targeted, "attention": self.attention, "tokens": self.tokens}
+
+
+@dataclass(frozen=True, eq=False)
+class Metric(Declared):
+    """A declared metric: call it with a case (evaluation.py) and options."""
+
+    better: Better | Callable[[Mapping[str, Any]], Better]  # may depend on the options
+    masks: bool = False  # does it need to know where the object is?
+    again: bool = False  # does it run the method again, on something else?
+
+    def direction(self, options: Mapping[str, Any]) -> Better:
+        """With these options, which values are better?"""
+        return self.better(options) if callable(self.better) else self.better
+
+    def traits(self) -> dict[str, Any]:
+        return {"better": self.direction(self.check({})), "masks": self.masks, "again": self.again}
+
+
 class MethodWarning(UserWarning):
-    """Another package's method cannot be used; everything else can."""
+    """Another package's method or metric cannot be used; everything else can."""
 
 
-class Registry(Mapping[str, Method]):
-    """All methods by name. Files are imported on the first look, third-party entry points after them."""
+D = TypeVar("D", bound=Declared)
 
-    def __init__(self) -> None:
-        self._known: dict[str, Method] = {}
+
+class Registry(Mapping[str, D], Generic[D]):
+    """All methods (or metrics) by name: those of our own files first, then third-party entry points."""
+
+    def __init__(self, kind: Literal["method", "metric"]) -> None:
+        self.kind = kind
+        self._known: dict[str, D] = {}
         self._lock = threading.RLock()
         self._state: Literal["empty", "filling", "complete"] = "empty"
 
-    def add(self, new: Method) -> None:
+    def add(self, new: D) -> None:
         old = self._known.get(new.name)
         if old is not None and old.run.__module__ != new.run.__module__:
-            said = f"two methods are called {new.name!r}: in {old.run.__module__} and in {new.run.__module__}"
-            if not new.run.__module__.startswith("vitreous.methods."):
+            said = f"two {self.kind}s are called {new.name!r}: in {old.run.__module__} and in {new.run.__module__}"
+            if not new.run.__module__.startswith(f"vitreous.{self.kind}s."):
                 raise VitreousError(f"{said}; rename yours")
             warnings.warn(f"{said}; the latter is used", MethodWarning, stacklevel=3)
         self._known[new.name] = new
 
-    def __getitem__(self, name: str) -> Method:
+    def __getitem__(self, name: str) -> D:
         self._fill()
         if name not in self._known:
-            raise OptionError(f"unknown method {name!r}{nearest(name, self._known) or '; see: vitreous methods'}")
+            hint = nearest(name, self._known) or f"; see: vitreous {self.kind}s"
+            raise OptionError(f"unknown {self.kind} {name!r}{hint}")
         return self._known[name]
 
     def __contains__(self, name: object) -> bool:
@@ -165,33 +199,33 @@ class Registry(Mapping[str, Method]):
                 return
             self._state = "filling"
             try:
-                import_own()
-                import_others()
+                import_own(self.kind)
+                import_others(self.kind)
             except BaseException:
                 self._state = "empty"
                 raise
             self._state = "complete"
 
 
-def import_own() -> None:
-    import vitreous.methods
-
-    for module in pkgutil.walk_packages(vitreous.methods.__path__, "vitreous.methods."):
+def import_own(kind: str) -> None:
+    package = importlib.import_module(f"vitreous.{kind}s")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 
 
-def import_others() -> None:
+def import_others(kind: str) -> None:
     """Entry points of other packages; one that fails is named, the others are used."""
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=f"vitreous.{kind}s"):
         try:
             point.load()
         except Exception as error:
             package = point.dist.name if point.dist is not None else point.value
-            said = f"the method {point.name!r} of {package} does not load: {one_line(error)}"
+            said = f"the {kind} {point.name!r} of {package} does not load: {one_line(error)}"
             warnings.warn(said, MethodWarning, stacklevel=2)
 
 
-METHODS = Registry()
+METHODS: Registry[Method] = Registry("method")
+METRICS: Registry[Metric] = Registry("metric")
 
 
 def method(
@@ -202,27 +236,50 @@ def method(
     attention: bool = False,
     tokens: bool = False,
     alone: bool = False,
+    level: bool = False,
     family: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(trace, target, *, options) -> map` as a method."""
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
-        check_signature(run)
-        folder = family or run.__module__.split(".")[-2 if "." in run.__module__ else -1]
-        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention, tokens, alone))
+        check_signature(run, "method", ("trace", "target"))
+        folder = family or folder_of(run)
+        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention, tokens, alone, level))
         return run
 
     return declare
 
 
-def check_signature(run: Callable[..., Any]) -> None:
-    """`(trace, target, *, options)`, each option with its type and a default."""
+def metric(
+    *,
+    better: Better | Callable[[Mapping[str, Any]], Better],
+    cite: str = "",
+    masks: bool = False,
+    again: bool = False,
+    family: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a function `(case, *, options) -> Measured` as a metric."""
+
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        check_signature(run, "metric", ("case",))
+        METRICS.add(Metric(run.__name__, family or folder_of(run), cite, run, better, masks, again))
+        return run
+
+    return declare
+
+
+def folder_of(run: Callable[..., Any]) -> str:
+    return run.__module__.split(".")[-2 if "." in run.__module__ else -1]
+
+
+def check_signature(run: Callable[..., Any], kind: str, given: tuple[str, ...]) -> None:
+    """`(trace, target, *, options)` or `(case, *, options)`, each option with its type and a default."""
     parameters = list(inspect.signature(run).parameters.values())
-    told = f"{run.__module__}.{run.__name__}"
-    if len(parameters) < 2 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters[:2]):
-        raise VitreousError(f"{told}: a method takes (trace, target, *, options)")
-    for p in parameters[2:]:
+    told, taken = f"{run.__module__}.{run.__name__}", ", ".join(given)
+    if len(parameters) < len(given) or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters[: len(given)]):
+        raise VitreousError(f"{told}: a {kind} takes ({taken}, *, options)")
+    for p in parameters[len(given) :]:
         if p.kind is not p.KEYWORD_ONLY:
-            raise VitreousError(f"{told}: its option {p.name} must come after a *: (trace, target, *, {p.name})")
+            raise VitreousError(f"{told}: its option {p.name} must come after a *: ({taken}, *, {p.name})")
         if p.default is p.empty or p.annotation is p.empty:
             raise VitreousError(f"{told}: its option {p.name} needs a type and a default")

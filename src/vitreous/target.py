@@ -147,15 +147,20 @@ def fix(target: Target, output: Output) -> Target:
     return target
 
 
+def of_rows(target: Target, rows: Sequence[int]) -> Target:
+    """What a fixed target asks of variants of the images: variant i is one of image `rows[i]`."""
+    if isinstance(target, Class) and isinstance(target.index, tuple):
+        return target if len(target.index) == 1 else Class(tuple(target.index[row] for row in rows))
+    if isinstance(target, Contrast):
+        return Contrast(of_rows(target.one, rows), of_rows(target.other, rows))
+    if isinstance(target, Probability):
+        return Probability(of_rows(target.target, rows))
+    return Each(tuple(target.targets[row] for row in rows)) if isinstance(target, Each) else target
+
+
 def of_image(target: Target, index: int) -> Target:
     """What a fixed target asks of one image."""
-    if isinstance(target, Class) and isinstance(target.index, tuple):
-        return Class(target.index[index if len(target.index) > 1 else 0])
-    if isinstance(target, Contrast):
-        return Contrast(of_image(target.one, index), of_image(target.other, index))
-    if isinstance(target, Probability):
-        return Probability(of_image(target.target, index))
-    return target.targets[index] if isinstance(target, Each) else target
+    return of_rows(target, [index])
 
 
 def single(target: Target) -> Target:

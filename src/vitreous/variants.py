@@ -7,13 +7,14 @@ the last attention only what the head reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -21,14 +22,17 @@ from vitreous.attention import widen
 from vitreous.capture import MATMUL, NORMS, SDPA, TAG, additive
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.memory import batch_size, in_batches
-from vitreous.target import Probability, Target, classes, fix, of_image
+from vitreous.target import Probability, Target, classes, fix, of_rows
 from vitreous.trace import Edit, Record, Trace
 from vitreous.types import Images, Scores
 
 MEAN = {torch.mean, Tensor.mean}
 NEVER = 2**30  # the number of an attention that is kept
 Gone = Bool[Tensor, "V N"]
-_works: WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]] = WeakKeyDictionary()
+Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
+Known = WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]]
+_works: Known = WeakKeyDictionary()  # can tokens be left out at all?
+_cuts: Known = WeakKeyDictionary()  # … by cutting them out of the sequence?
 
 
 def scores_of(trace: Trace, target: Target, pictures: Callable[[slice], Images], count: int, what: str) -> Scores:
@@ -36,26 +40,35 @@ def scores_of(trace: Trace, target: Target, pictures: Callable[[slice], Images],
     return scores(trace, target, lambda part: lean_run(trace, pictures(part)), count, what)
 
 
-def scores_entering(
-    trace: Trace, index: int, target: Target, tokens: Callable[[Tensor, slice], Tensor], count: int, what: str
-) -> Scores:
-    """The score of an image with other tokens: `tokens` makes a slice of [V N D] from what enters the first block."""
-    axis = trace.batch_axis
-
-    def run(part: slice) -> Record:
-        def enter(stream: Tensor) -> Tensor:
-            return tokens(stream.movedim(axis, 0), part).movedim(0, axis)
-
-        return lean_run(trace, trace.images[index : index + 1], enter=enter, count=part.stop - part.start)
-
-    return scores(trace, target, run, count, what)
-
-
 def scores_without(trace: Trace, index: int, target: Target, gone: Gone, what: str) -> Scores:
     """The score of an image without some of its tokens."""
     refuse_dropping(trace)
     image = trace.images[index : index + 1]
     return scores(trace, target, lambda part: run_without(trace, image, gone[part]), len(gone), what)
+
+
+def scores_keeping(trace: Trace, target: Target, rows: Sequence[int], keep: Kept, what: str | None = None) -> Scores:
+    """The score of image `rows[i]` with the tokens `keep[i]` only: the others are cut out, so that it costs less."""
+    refuse_dropping(trace)
+    cut = known(trace, _cuts, can_cut)
+
+    def run(part: slice) -> Record:
+        return run_keeping(trace, rows[part], keep[part], cut)
+
+    share = keep.shape[1] / trace.layout.tokens if cut else 1.0
+    size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
+    return torch.cat(
+        in_batches(lambda part: trace.score(of_rows(target, rows[part]), run(part)).detach(), len(rows), size, what)
+    )
+
+
+def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Record:
+    """A run of images with some of their tokens."""
+    images = trace.images[list(rows)]
+    if not cut:
+        return lean_run(trace, images, gone_of(trace, keep))
+    with Cut(trace, keep), Lean(trace, tokens=keep.shape[1]):
+        return trace.run(images, since=NEVER)
 
 
 def scores(trace: Trace, target: Target, run: Callable[[slice], Record], count: int, what: str) -> Scores:
@@ -86,12 +99,22 @@ def run_without(trace: Trace, image: Images, gone: Gone) -> Record:
     return lean_run(trace, image.expand(count, -1, -1, -1).contiguous(), gone)
 
 
+def gone_of(trace: Trace, keep: Kept) -> Gone:
+    """The tokens that are not kept."""
+    return torch.ones(len(keep), trace.layout.tokens, dtype=torch.bool, device=keep.device).scatter_(1, keep, False)
+
+
+def known(trace: Trace, found: Known, find: Callable[[Trace], bool]) -> bool:
+    """What was found out about a model at this image size; found out once."""
+    of_model = found.setdefault(trace.model.module, {})
+    if trace.size not in of_model:
+        of_model[trace.size] = find(trace)
+    return of_model[trace.size]
+
+
 def refuse_dropping(trace: Trace) -> None:
     """Raise unless a token that is gone has no influence, and a model with all its tokens is as it was."""
-    known = _works.setdefault(trace.model.module, {})
-    if trace.size not in known:
-        known[trace.size] = can_drop(trace)
-    if not known[trace.size]:
+    if not known(trace, _works, can_drop):
         raise Unsupported(
             f"{trace.model.name} reads its tokens in other ways than attention and their mean, so none can be taken "
             "away. Try occlusion, rise or gradcam."
@@ -109,20 +132,46 @@ def can_drop(trace: Trace) -> bool:
     outputs = [run_without(trace, one, gone).output for one in (image, spoilt)]
     plain = trace.run(image).output
     assert plain is not None
-    (whole, one), (_, other) = (widen(output) for output in outputs if output is not None)
-    close = 1e-4 if plain.dtype in (torch.float32, torch.float64) else 5e-2
-    limit = close * widen(plain).abs().max()
-    return bool((whole - widen(plain)[0]).abs().max() <= limit and (one - other).abs().max() <= limit)
+    (whole, one), (_, other) = (output for output in outputs if output is not None)
+    return near(whole, plain[0]) and near(one, other)
+
+
+def can_cut(trace: Trace) -> bool:
+    """Do tokens that are cut out and tokens that nobody reads give the same output?"""
+    layout, device = trace.layout, trace.images.device
+    if len(layout.blocks) != layout.layers:
+        return False
+    every = torch.arange(layout.tokens, device=device)
+    patches = (every >= layout.prefix) & (every < layout.prefix + layout.patches)
+    some = every[~patches | (every % 2 == 0)]
+    others = every[~patches | ((every + every // 2) % 2 == 0)][: len(some)]
+    keep = some[None] if len(others) < len(some) else torch.stack([some, others])
+    rows = [0] * len(keep)
+    try:
+        found = run_keeping(trace, rows, keep, cut=True).output
+    except ModelError:  # it counts its tokens elsewhere
+        return False
+    expected = run_keeping(trace, rows, keep, cut=False).output
+    return found is not None and expected is not None and near(found, expected)
+
+
+def near(one: Tensor, other: Tensor) -> bool:
+    """The same but for rounding."""
+    close = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
 
 
 class Lean(TorchFunctionMode):
     """Run a model on variants of one image without what need not be computed, and without tokens that are gone."""
 
-    def __init__(self, trace: Trace, gone: Gone | None = None) -> None:
+    def __init__(self, trace: Trace, gone: Gone | None = None, tokens: int | None = None) -> None:
         super().__init__()
         self.gone = gone
         self.axis, self.layout = trace.batch_axis, trace.layout
-        self.read = trace.read_tokens if trace.layout.probed else None
+        self.tokens = tokens or trace.layout.tokens
+        read = trace.read_tokens if trace.layout.probed else None
+        fewer = trace.layout.tokens - self.tokens
+        self.read = read and [token if token < trace.layout.prefix else token - fewer for token in read]
         self.seen = 0  # layers
 
     def __torch_function__(
@@ -144,7 +193,7 @@ class Lean(TorchFunctionMode):
     ) -> Tensor:
         """Attention in which nobody reads what is gone; in the last layer, for the tokens that the head reads."""
         mask = kw.pop("attn_mask", mask)
-        if k.shape[-2] != self.layout.tokens:
+        if k.shape[-2] != self.tokens:
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
         if self.gone is not None:
             mask = additive(mask, False, q, k)
@@ -154,13 +203,14 @@ class Lean(TorchFunctionMode):
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
         if mask is not None and mask.shape[-2] > 1:
             mask = mask[..., self.read, :]
-        out = q.new_zeros(*q.shape[:-1], v.shape[-1])
-        out[..., self.read, :] = func(q[..., self.read, :], k, v, mask, *rest, **kw)
+        part = func(q[..., self.read, :], k, v, mask, *rest, **kw)
+        out: Tensor = part.new_zeros(*q.shape[:-1], v.shape[-1])
+        out[..., self.read, :] = part
         return out
 
     def is_layer(self, queries: int) -> bool:
-        self.seen += queries == self.layout.tokens
-        return queries == self.layout.tokens
+        self.seen += queries == self.tokens
+        return queries == self.tokens
 
     def keys(self, ndim: int, rows: int, dtype: torch.dtype) -> Tensor:
         """−∞ for every key that is gone, in the axes of an attention's scores."""
@@ -174,7 +224,7 @@ class Lean(TorchFunctionMode):
         return tuple(self.forgotten(a) if isinstance(a, Tensor) and hasattr(a, TAG) else a for a in args)
 
     def forgotten(self, a: Tensor) -> Tensor:
-        if a.shape[-1] != self.layout.tokens:
+        if a.shape[-1] != self.tokens:
             return a
         self.is_layer(a.shape[-2])
         if self.gone is None:
@@ -189,11 +239,12 @@ class Lean(TorchFunctionMode):
             out = func(x.narrow(self.axis, 0, 1), *args[1:], **kwargs)
             return out.expand(*[x.shape[i] if i == self.axis else -1 for i in range(3)])
         after = self.read is not None and self.seen >= self.layout.layers and func is F.linear
-        if not after or x.ndim != 3 or x.shape[1 - self.axis] != self.layout.tokens:
+        if not after or x.ndim != 3 or x.shape[1 - self.axis] != self.tokens:
             return func(*args, **kwargs)
         rows: Any = (slice(None), self.read) if self.axis == 0 else (self.read,)
-        out = x.new_zeros(*x.shape[:-1], args[1].shape[0])
-        out[rows] = func(x[rows], *args[1:], **kwargs)
+        part = func(x[rows], *args[1:], **kwargs)
+        out = part.new_zeros(*x.shape[:-1], part.shape[-1])
+        out[rows] = part
         return out
 
     def mean(self, func: Any, x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
@@ -201,20 +252,65 @@ class Lean(TorchFunctionMode):
         axes = list(dim) if isinstance(dim, list | tuple) else [dim]
         along = 1 - self.axis
         count = x.shape[along] if x.ndim == 3 else 0
-        if x.ndim != 3 or axes not in ([along], [along - 3]) or count not in (self.layout.patches, self.layout.tokens):
+        if x.ndim != 3 or axes not in ([along], [along - 3]) or count not in (self.layout.patches, self.tokens):
             return func(x, dim, keepdim, **kwargs)  # type: ignore[no-any-return]
         assert self.gone is not None
-        first = self.layout.prefix if count != self.layout.tokens else 0
+        first = self.layout.prefix if count != self.tokens else 0
         kept = (~self.gone[:, first : first + count]).to(x.dtype)  # [V n]
         weights = (kept / kept.sum(1, keepdim=True).clamp_min(1))[..., None]
         return (x * (weights if self.axis == 0 else weights.transpose(0, 1))).sum(along, keepdim)
 
 
-def scored_as(trace: Trace, target: Target, of: str) -> tuple[list[Target], Scores]:
-    """What is asked of each image, as a logit or a probability, and its score now."""
+class Cut(ExitStack):
+    """A context in which each image has only some of its tokens, from the first block on.
+
+    What the model hands to its blocks beside the tokens and runs along all patches or tokens (rotations, say) is cut in
+    the same way.
+    """
+
+    def __init__(self, trace: Trace, keep: Kept) -> None:
+        super().__init__()
+        self.layout, self.axis, self.keep = trace.layout, trace.batch_axis, keep
+        self.patches = keep[:, (keep[0] >= self.layout.prefix) & (keep[0] < self.layout.prefix + self.layout.patches)]
+        for number in range(self.layout.layers):
+            hook = self.first if number == 0 else self.later
+            self.callback(trace.block(number).register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        args, kwargs = self.later(module, args, kwargs)
+        if args:
+            return (self.tokens(args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: self.tokens(kwargs[name])}
+
+    def tokens(self, stream: Tensor) -> Tensor:
+        tokens = stream.movedim(self.axis, 0)
+        index = self.keep[..., None].expand(-1, -1, tokens.shape[-1])
+        return tokens.gather(1, index).movedim(0, self.axis)
+
+    def later(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        rest = tuple(self.beside(value) for value in args[1:])
+        named = list(kwargs.items())
+        skipped = 0 if args else 1  # the tokens themselves
+        return (*args[:1], *rest), dict(named[:skipped]) | {k: self.beside(v) for k, v in named[skipped:]}
+
+    def beside(self, value: Any) -> Any:
+        """[n d], [1 n d] or [1 1 n d] to [V 1 k d]; anything else stays."""
+        if isinstance(value, tuple | list):
+            return type(value)(self.beside(one) for one in value)
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.numel() != value.shape[-2] * value.shape[-1]:
+            return value
+        index = {self.layout.patches: self.patches - self.layout.prefix, self.layout.tokens: self.keep}
+        if value.shape[-2] not in index:
+            return value
+        return value.reshape(value.shape[-2:])[index[value.shape[-2]]][:, None]
+
+
+def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
+    """What is asked of the images, fixed, as a logit or a probability; and their scores now."""
     fixed = fix(target, trace.output)
     if of == "probability":
         if not classes(fixed):
             raise OptionError(f"of=probability needs a class, and {target} is none; use of=logit")
         fixed = Probability(fixed)
-    return [of_image(fixed, i) for i in range(len(trace))], trace.score(fixed).detach()
+    return fixed, trace.score(fixed).detach()

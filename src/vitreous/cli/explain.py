@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from vitreous.api import attribute, images_at_once
-from vitreous.attribution import Attribution, Views, save_arrays
+from vitreous.attribution import Attribution, Views, plain, save_arrays
 from vitreous.cli.options import Settings, pick_methods
 from vitreous.cli.results import (
     BATCH,
@@ -170,7 +170,15 @@ def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, n
     bars = [(entry["label"], entry["probability"]) for entry in top]
     save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells), png)
     ranges = {k: {"min": number(v.min()), "max": number(v.max())} for k, v in arrays.items()}
-    return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges}
+    notes = {k: told(one) for k, one in maps.items() if told(one)}
+    return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges, "notes": notes}
+
+
+def told(one: Attribution) -> dict[str, Any]:
+    """What a method says of a picture beside its map, where that is one word or number."""
+    notes = {name: values[0] for name, values in plain(one.notes).items() if isinstance(values, list) and values}
+    kept = {name: value for name, value in notes.items() if isinstance(value, bool | int | float | str)}
+    return {name: number(value) if isinstance(value, float) else value for name, value in kept.items()}
 
 
 def number(value: Any) -> float | None:
@@ -198,16 +206,22 @@ def report(summary: Summary, as_json: bool) -> None:
 
 def show_done(summary: Summary) -> None:
     """One line a picture where there is room, two where paths are long; never a path broken in the middle."""
-    rows = [(entry["figure"], seen(entry)) for entry in summary.done[:SHOWN]]
-    width = max(len(figure) for figure, _ in rows)
-    for figure, said in rows:
+    width = max(len(entry["figure"]) for entry in summary.done[:SHOWN])
+    for entry in summary.done[:SHOWN]:
+        figure, said = entry["figure"], seen(entry)
         typer.echo(f"{figure:<{width}}  {said}" if width <= 40 else f"{figure}\n    {said}")
+        for name, notes in entry["notes"].items():
+            typer.echo(f"    {name}: {', '.join(f'{key} {short(value)}' for key, value in notes.items())}")
     if len(summary.done) > SHOWN:
         typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
     count, failed = len(summary.done), len(summary.failed)
     pictures = f"{count} picture{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
     maps = "; raw maps: the .npz beside each figure" if count > 1 else f"; raw maps: {summary.done[0]['maps']}"
     typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
+
+
+def short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def seen(entry: dict[str, Any]) -> str:

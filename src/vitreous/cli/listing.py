@@ -1,4 +1,4 @@
-"""`vitreous methods` and `vitreous models`."""
+"""`vitreous methods`, `vitreous metrics` and `vitreous models`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,29 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.errors import ModelError, nearest
-from vitreous.registry import METHODS, Method
+from vitreous.registry import METHODS, METRICS, Declared, Metric, Registry
 
 
 def methods(name: str | None, as_json: bool) -> None:
-    chosen = list(METHODS.values()) if name is None else [METHODS[name.replace("-", "_")]]
+    listing(METHODS, name, as_json)
+
+
+def metrics(name: str | None, as_json: bool) -> None:
+    listing(METRICS, name, as_json)
+
+
+def listing(known: Registry[Any], name: str | None, as_json: bool) -> None:
+    """All of a kind, or one with its formula and options."""
+    chosen: list[Declared] = list(known.values()) if name is None else [known[name.replace("-", "_")]]
     if as_json:
         typer.echo(json.dumps([one.schema for one in chosen], indent=2, ensure_ascii=False))
     elif name is None:
-        show_methods(chosen)
+        show_all(chosen, known.kind)
     else:
-        show_method(chosen[0])
+        show_one(chosen[0])
 
 
-def show_methods(chosen: list[Method]) -> None:
+def show_all(chosen: list[Declared], kind: str) -> None:
     """One line or two for each, under the name of its family."""
     console = Console(highlight=False)
     for family, members in groupby(chosen, key=lambda one: one.family):
@@ -37,14 +46,16 @@ def show_methods(chosen: list[Method]) -> None:
         for one in members:
             table.add_row(one.name, one.summary)
         console.print(Padding(table, (0, 0, 1, 2)))
-    console.print(Text("formula and options: vitreous methods NAME", "dim"))
+    console.print(Text(f"formula and options: vitreous {kind}s NAME", "dim"))
 
 
-def show_method(one: Method) -> None:
+def show_one(one: Declared) -> None:
     console = Console(highlight=False)
     console.print(Text.assemble((one.name, "bold"), f": {one.summary}"))
     if one.formula:
         console.print(Padding(Text(one.formula), (1, 0, 0, 4)))
+    if isinstance(one, Metric):
+        console.print(Padding(Text(measures(one)), (1, 0, 0, 0)))
     options = one.schema["options"]
     if options:
         console.print(Padding(option_table(options), (1, 0, 0, 0)))
@@ -52,6 +63,12 @@ def show_method(one: Method) -> None:
         console.print(Text(f"\nfor example: --set {one.name}.{name}={plain(schema.get('default'))}", "dim"))
     if one.cite:
         console.print(Text(f"reference: {one.cite}", "dim"))
+
+
+def measures(one: Metric) -> str:
+    """Which values are better, and what it takes to measure them."""
+    needs = ["needs masks or boxes"] * one.masks + ["runs the method again"] * one.again
+    return "; ".join([f"{one.schema['better']} is better", *needs])
 
 
 def option_table(options: dict[str, Any]) -> Table:

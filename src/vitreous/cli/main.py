@@ -26,7 +26,7 @@ from vitreous.version import VERSION
 
 INTERRUPTED = 130
 OUT = Path("vitreous-out")
-COMMANDS = ("cass", "concept", "explain", "methods", "models", "probe")
+COMMANDS = ("advise", "cass", "concept", "evaluate", "explain", "methods", "metrics", "models", "probe")
 
 app = typer.Typer(
     name="vitreous",
@@ -96,6 +96,115 @@ def explain(
 
 
 @app.command()
+def evaluate(
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of pictures or of class folders, or a CSV (image, label, mask or box).", metavar="DATA"
+        ),
+    ],
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods", "-x", help="Separated by commas, or all; default: a quick choice. See: vitreous methods."
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", help="Names or families, separated by commas, or all; see: vitreous metrics."),
+    ] = None,
+    masks: Annotated[
+        Path | None, typer.Option("--masks", help="A folder with a mask for each picture, of the same name.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="label, top-1, a class, …; default: the label where it is known."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many pictures.", min=1)] = None,
+    sample: Annotated[int | None, typer.Option(help="Only so many pictures, chosen by chance.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of that choice and of the intervals.", min=0)] = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report and the tables.")] = OUT,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="A method's or metric's option: deletion.steps=20. May be repeated."),
+    ] = None,
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how good methods are on your pictures: a leaderboard with controls, intervals and verdicts."""
+    from vitreous.cli import evaluate as command
+    from vitreous.cli.options import load_model, parse_settings
+    from vitreous.memory import limit_memory
+
+    with limit_memory(memory):
+        command.run(
+            data=data,
+            load=lambda: load_model(model, weights, device, img_size, labels, probe),
+            methods=methods,
+            metrics=metrics,
+            masks=masks,
+            target=target,
+            settings=parse_settings(options or [], metrics=True),
+            limit=limit,
+            sample=sample,
+            seed=seed,
+            out=out,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def advise(
+    images: Annotated[list[str], typer.Argument(help="Pictures, folders, patterns or a CSV.", metavar="IMAGE...")],
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="The faithfulness metric that decides; default: srg.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "-x", help="Only these, separated by commas; default: all quick ones.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="label, top-1, a class, …")] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Also methods that cost a hundred forward passes and more.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many pictures.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of the intervals.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the whole table and a report.")] = None,
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find out which method, layer and options are most faithful for your model on your pictures."""
+    from vitreous.cli import advise as command
+    from vitreous.cli.options import load_model
+    from vitreous.memory import limit_memory
+
+    with limit_memory(memory):
+        command.run(
+            sources=images,
+            load=lambda: load_model(model, weights, device, img_size, labels, probe),
+            metric=metric,
+            methods=methods,
+            target=target,
+            thorough=thorough,
+            limit=limit,
+            seed=seed,
+            out=out,
+            as_json=as_json,
+        )
+
+
+@app.command()
 def cass(
     images: Annotated[list[str], typer.Argument(help="Pictures, folders or patterns.", metavar="IMAGE...")],
     model: ModelName = None,
@@ -138,6 +247,17 @@ def methods(
     from vitreous.cli import listing
 
     listing.methods(name, as_json)
+
+
+@app.command()
+def metrics(
+    name: Annotated[str | None, typer.Argument(help="One metric, with its formula and options.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the metrics, or show one with its formula and options."""
+    from vitreous.cli import listing
+
+    listing.metrics(name, as_json)
 
 
 @app.command()

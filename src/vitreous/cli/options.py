@@ -12,22 +12,23 @@ import typer
 
 from vitreous.errors import OptionError
 from vitreous.model import Model
-from vitreous.registry import METHODS, Method
+from vitreous.registry import METHODS, METRICS, Declared, Method
 
 Settings = dict[str, dict[str, Any]]
 
 
-def parse_settings(given: list[str]) -> Settings:
-    """["rollout.discard=0.9"] to {"rollout": {"discard": 0.9}}, each name known."""
+def parse_settings(given: list[str], metrics: bool = False) -> Settings:
+    """["rollout.discard=0.9"] to {"rollout": {"discard": 0.9}}, each name known; `metrics` have options as well."""
     settings: Settings = {}
     for text in given:
         found = re.fullmatch(r"\s*([\w-]+)\.([\w-]+)\s*=(.*)", text)
         if found is None:
             raise OptionError(f"--set {text}: write method.option=value, e.g. --set rollout.discard=0.9")
-        method, option = found[1].replace("-", "_"), found[2].replace("-", "_")
+        name, option = found[1].replace("-", "_"), found[2].replace("-", "_")
         value = parse_value(found[3].strip())
-        METHODS[method].check({option: value})
-        settings.setdefault(method, {})[option] = value
+        known: Declared = METRICS[name] if metrics and name in METRICS else METHODS[name]
+        known.check({option: value})
+        settings.setdefault(name, {})[option] = value
     return settings
 
 

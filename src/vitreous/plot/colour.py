@@ -1,7 +1,7 @@
 """What a number looks like: three colour maps, their limits, and one line colour per method.
 
 signed     blue (against) – neutral – orange (evidence), equally far in OKLab for equal steps, darker outwards
-unsigned   magma, zero at the dark end
+unsigned   magma, zero at the dark end (the lowest value where zero means nothing)
 control    grey
 """
 
@@ -62,8 +62,8 @@ def colour_map(signed: bool, control: bool = False) -> Colormap:
     return CONTROL if control else SIGNED if signed else UNSIGNED
 
 
-def limits(map: np.ndarray, signed: bool) -> tuple[float, float]:
-    """Where the colours end: never the same number twice, whatever the map holds."""
+def limits(map: np.ndarray, signed: bool, level: bool = False) -> tuple[float, float]:
+    """Where the colours end: never the same number twice, whatever the map holds; a level begins at its lowest."""
     values = np.asarray(map, np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
@@ -72,7 +72,8 @@ def limits(map: np.ndarray, signed: bool) -> tuple[float, float]:
         size = np.abs(values)
         end = float(np.percentile(size, PERCENTILE)) or float(size.max()) or 1.0
         return -end, end
-    low, end, top = min(0.0, float(values.min())), float(np.percentile(values, PERCENTILE)), float(values.max())
+    least, end, top = float(values.min()), float(np.percentile(values, PERCENTILE)), float(values.max())
+    low = least if level and top > least else min(0.0, least)
     if end > low:
         return low, end
     return low, top if top > low else 0.0 if low < 0 else 1.0
@@ -95,6 +96,11 @@ def scale(map: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
 def is_control(method: str) -> bool:
     """Does this method know nothing of the model?"""
     return method in METHODS and METHODS[method].family == "control"
+
+
+def is_level(method: str) -> bool:
+    """Do only the differences in a map of this method mean something, not its zero?"""
+    return method in METHODS and METHODS[method].level
 
 
 def line_colour(method: str) -> str:

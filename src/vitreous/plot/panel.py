@@ -38,7 +38,7 @@ class Panel:
         """The map over its photo, or alone where there is none."""
         map = attribution.map[index].detach().float().cpu().numpy()
         signed, control = attribution.signed, colour.is_control(attribution.method)
-        ends = colour.limits(map, signed)
+        ends = colour.limits(map, signed, colour.is_level(attribution.method))
         if photo is None:
             picture = bare(map, signed, cells=cells, limits=ends, control=control)
         else:

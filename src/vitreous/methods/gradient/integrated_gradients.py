@@ -57,7 +57,8 @@ def begin(trace: Trace, baseline: str, seed: int) -> Images:
 
         sigma = max(trace.size) / 16
         side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
-        blurred: Tensor = gaussian_blur(images, [side, side], [sigma, sigma])
+        down: Tensor = gaussian_blur(images, [1, side], [sigma, sigma])
+        blurred: Tensor = gaussian_blur(down, [side, 1], [sigma, sigma])  # one side at a time: the same, and quicker
         return blurred
     noise = [torch.randn(images.shape[1:], generator=stream) for stream in trace.generators(seed)]
     return torch.stack(noise).to(images)

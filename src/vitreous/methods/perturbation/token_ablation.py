@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from vitreous.registry import method
-from vitreous.target import Target
+from vitreous.target import Target, of_image
 from vitreous.trace import Trace
 from vitreous.types import Map
 from vitreous.variants import scored_as, scores_without
@@ -26,5 +26,5 @@ def token_ablation(
     fixed, whole = scored_as(trace, target, of)
     first, count = trace.layout.prefix, trace.layout.patches
     gone = torch.eye(trace.layout.tokens, dtype=torch.bool, device=trace.images.device)[first : first + count]
-    falls = [whole[i] - scores_without(trace, i, fixed[i], gone, "token_ablation") for i in range(len(trace))]
+    falls = [whole[i] - scores_without(trace, i, of_image(fixed, i), gone, "token_ablation") for i in range(len(trace))]
     return torch.stack(falls).reshape(-1, *trace.layout.grid)

@@ -1,0 +1,135 @@
+"""`vitreous evaluate`: a data set in; a table of methods × metrics, its files and a verdict for each method out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from vitreous.cli.options import Settings
+from vitreous.cli.results import SHOWN, check_out
+from vitreous.dataset import read_data
+from vitreous.leaderboard import Leaderboard, make_plan
+from vitreous.model import Model
+from vitreous.plot.colour import is_control
+from vitreous.progress import show_progress
+from vitreous.report.files import Log, told
+from vitreous.statistic import Summary
+
+SIGNS = {1: ("▲", "green"), -1: ("▼", "red"), 0: (" ", "")}
+NAME, CELL = 18, 15  # letters of a method's name, and of a value with its interval
+
+
+def run(
+    *,
+    data: str,
+    load: Callable[[], Model],
+    methods: str | None,
+    metrics: str | None,
+    masks: Path | None,
+    target: str | None,
+    settings: Settings,
+    limit: int | None,
+    sample: int | None,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    check_out(out)
+    found = read_data(data, masks).take(limit, sample, seed)
+    plan = make_plan(methods, metrics, settings, found, target, seed)
+    board = Leaderboard(load(), found, plan)
+    try:
+        with show_progress(False if as_json else None):
+            board.run(Log(board, out))
+    except BaseException:
+        if board.done.any():
+            tell(board, board.save(out), as_json)
+        raise
+    tell(board, board.save(out), as_json)
+    raise typer.Exit(0 if measured(board) else 2)
+
+
+def measured(board: Leaderboard) -> bool:
+    """Has any method that is no control a value?"""
+    real = [m for m, name in enumerate(board.methods) if not is_control(name)]
+    return bool(np.isfinite(board.values[real or slice(None)]).any())
+
+
+def tell(board: Leaderboard, files: list[Path], as_json: bool) -> None:
+    """The table and the verdicts, or JSON; what failed goes to the error output."""
+    summary = board.summary()
+    if as_json:
+        written = {file.name: str(file) for file in files}
+        typer.echo(json.dumps({**told(board, summary), "files": written}, indent=2, ensure_ascii=False))
+        return
+    show(board, summary)
+    typer.echo(f"\nreport: {files[-1]}")
+    failures = board.failures()
+    for note in (*board.notes(), *failures[:SHOWN]):
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+    if len(failures) > SHOWN:
+        typer.secho(f"note: {len(failures) - SHOWN} more of these in the report", err=True, fg="yellow")
+
+
+def show(board: Leaderboard, summary: Summary) -> None:
+    """As many metrics side by side as the terminal has room for, then the verdicts."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    done = int(board.done.sum())
+    console.print(Text(f"{board.model.name}, {done} image{'' if done == 1 else 's'} of {board.data.source}\n"))
+    across = max(1, (console.width - NAME) // (CELL + 2))
+    for start in range(0, len(summary.metrics), across):
+        console.print(values_table(summary, range(len(summary.metrics))[start : start + across]))
+        console.print()
+    console.print(verdict_table(board, summary))
+
+
+def values_table(summary: Summary, metrics: range) -> Any:
+    """Means, half the width of their intervals, and ▲ or ▼ where they differ from random."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("method", no_wrap=True)
+    for k in metrics:
+        table.add_column(f"{summary.metrics[k]} {'↑' if summary.better[k] == 'higher' else '↓'}", justify="right")
+    for m in summary.order:
+        name = Text(summary.methods[m], "dim" if is_control(summary.methods[m]) else "bold")
+        table.add_row(name, *(value(summary, m, k) for k in metrics))
+    return table
+
+
+def value(summary: Summary, m: int, k: int) -> Any:
+    from rich.text import Text
+
+    mean, half = summary.mean[m, k], (summary.high[m, k] - summary.low[m, k]) / 2
+    if np.isnan(mean):
+        return Text("–  ", "dim")
+    mark, colour = SIGNS[int(summary.effect[m, k])]
+    near = "" if np.isnan(half) else f" ±{summary.spell(float(half), k)}".replace("±0.", "±.")
+    return Text.assemble(summary.spell(float(mean), k), (near, "dim"), (f" {mark}", colour))
+
+
+def verdict_table(board: Leaderboard, summary: Summary) -> Any:
+    """Mean rank, cost and verdict, best first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("method", "rank", "forwards", "verdict"):
+        table.add_column(head, justify="right" if head in ("rank", "forwards") else "left", no_wrap=head == "method")
+    costs = board.costs()
+    for m in summary.order:
+        name, rank = summary.methods[m], summary.mean_rank[m]
+        cost = f"{costs[name].ratio:.1f}" if name in costs else "–"
+        style = "dim" if is_control(name) else ""
+        shown = (name, "–" if np.isnan(rank) else f"{rank:.1f}", cost, summary.verdict(m))
+        table.add_row(*(Text(word, style) for word in shown))
+    return table

@@ -1,0 +1,288 @@
+"""Pictures with what is known of them: their class, and where the object is.
+
+a folder of pictures · a folder of class folders · images/ and masks/ side by side · a CSV (or a folder with labels.csv)
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from vitreous import pictures
+from vitreous.errors import InputError, TargetError, nearest
+from vitreous.model import Model
+from vitreous.target import find_exact, names
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+TABLE = "labels.csv"
+IMAGE = ("image", "file", "filename", "path", "name")
+LABEL = ("imagenet_index", "class_index", "label", "class", "target")
+MASK = ("mask",)
+SIDES = (("left", "top", "right", "bottom"), ("x0", "y0", "x1", "y1"))
+SHOWN = 3  # examples in an error
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture and what is known of it."""
+
+    image: Path
+    name: str
+    label: int | str | None = None  # a class number, or a name that is yet to be found in the model
+    mask: Path | Box | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pictures in a fixed order."""
+
+    source: str
+    samples: tuple[Sample, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def masked(self) -> bool:
+        """Is it known of any picture where the object is?"""
+        return any(sample.mask is not None for sample in self.samples)
+
+    def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
+        """The first `limit` pictures, or `sample` of them by chance; always in their order."""
+        chosen: Sequence[int] = range(len(self))
+        if sample is not None and sample < len(self):
+            chosen = sorted(random.Random(seed).sample(chosen, sample))
+        return replace(self, samples=tuple(self.samples[i] for i in chosen)[:limit])
+
+
+def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Data:
+    """Everything that is known before a model is: files, labels, masks or boxes.
+
+    `masks`: a folder with a mask for each picture, of the same name with any picture's ending.
+    """
+    if not isinstance(data, str | Path):
+        found = Data(f"{len(data)} files", plain_samples(pictures.find(*data), None))
+    elif Path(data).suffix.lower() == ".csv":
+        found = read_table(Path(data))
+    elif Path(data).is_dir():
+        found = read_folder(Path(data), masks)
+    else:
+        found = Data(str(data), plain_samples(pictures.find(data), None))
+        missing = [sample.image for sample in found.samples if not sample.image.exists()]
+        if missing:
+            raise InputError(f"{missing[0]}: no such file or folder")
+    return found if masks is None else with_masks(found, Path(masks))
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+
+
+def read_folder(root: Path, masks: str | Path | None) -> Data:
+    """A folder, by what lies in it."""
+    if (root / TABLE).is_file():
+        return read_table(root / TABLE)
+    if (root / "images").is_dir():
+        found = plain_folder(root / "images", None)
+        beside = root / "masks"
+        return with_masks(found, beside) if masks is None and beside.is_dir() else found
+    return plain_folder(root, None if masks is None else Path(masks))
+
+
+def plain_folder(root: Path, masks: Path | None) -> Data:
+    """Pictures at any depth; where all lie in sub-folders, these are their classes."""
+    files = [file for file in pictures.find(root) if masks is None or not is_below(file, masks)]
+    if not files:
+        raise InputError(f"{root}: no pictures in this folder besides the masks")
+    classed = all(file.parent != root for file in files)
+    samples = plain_samples(files, root)
+    if classed:
+        samples = tuple(replace(s, label=s.image.relative_to(root).parts[0]) for s in samples)
+    return Data(str(root), samples)
+
+
+def plain_samples(files: Iterable[Path], root: Path | None) -> tuple[Sample, ...]:
+    return tuple(Sample(file, str(file if root is None else file.relative_to(root))) for file in files)
+
+
+def is_below(file: Path, folder: Path) -> bool:
+    return Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder))
+
+
+def with_masks(data: Data, folder: Path) -> Data:
+    """The masks of a folder, by the pictures' names."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: {'is a file, not a folder of masks' if folder.exists() else 'no such folder'}")
+    known = {file.relative_to(folder).with_suffix(""): file for file in pictures.find(folder)}
+    by_stem = {stem.name: file for stem, file in known.items()}
+    samples = []
+    for sample in data.samples:
+        stem = Path(sample.name).with_suffix("")
+        mask = known.get(stem, by_stem.get(stem.name))
+        samples.append(sample if mask is None else replace(sample, mask=mask))
+    without = [sample.name for sample in samples if sample.mask is None]
+    if len(without) == len(samples):
+        raise InputError(
+            f"{folder}: no mask for any picture; name them alike, e.g. {Path(without[0]).with_suffix('.png')} "
+            f"(there is {next(iter(known.values())).relative_to(folder)})"
+        )
+    note = (f"{len(without)} of {len(samples)} pictures have no mask: {some(without)}",) if without else ()
+    return replace(data, samples=tuple(samples), notes=data.notes + note)
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def read_table(file: Path) -> Data:
+    """A CSV: image (or its name without ending), label, mask or box."""
+    rows, columns = read_rows(file)
+    image, label = column(columns, IMAGE), column(columns, LABEL)
+    if image is None:
+        raise InputError(f"{file}: no column {' or '.join(IMAGE[:2])}; it has {', '.join(columns)}")
+    mask, sides = column(columns, MASK), [columns[side] for side in box_columns(columns)]
+    places = Places(file.parent)
+    samples, missing = [], []
+    for number, row in enumerate(rows, 2):
+        path = places.image(row[image])
+        where: Path | Box | None = read_box(row, sides, columns.get("box"), f"{file}, line {number}")
+        if mask is not None and row[mask].strip():
+            where = places.root / row[mask].strip()
+        missing += [row[image]] if path is None else []
+        missing += [str(where)] if isinstance(where, Path) and not where.is_file() else []
+        samples.append(Sample(path or Path(row[image]), row[image], read_label(row[label] if label else ""), where))
+    if missing:
+        raise InputError(f"{file}: {len(missing)} of its files are not there: {some(missing)}")
+    found = Data(str(file), tuple(samples))
+    beside = file.parent / "masks"
+    return with_masks(found, beside) if not found.masked and beside.is_dir() else found
+
+
+def read_rows(file: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """The rows, and the columns' names by their lower-case spelling."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.DictReader(opened, restval="")
+            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+            columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file}: cannot be read as a CSV ({error})") from None
+    if not rows:
+        raise InputError(f"{file}: holds no rows under its head line")
+    return rows, columns
+
+
+def column(columns: dict[str, str], wanted: Iterable[str]) -> str | None:
+    return next((columns[name] for name in wanted if name in columns), None)
+
+
+def box_columns(columns: dict[str, str]) -> tuple[str, ...]:
+    return next((sides for sides in SIDES if all(side in columns for side in sides)), ())
+
+
+def read_box(row: dict[str, str], sides: list[str], box: str | None, where: str) -> Box | None:
+    """Left, top, right, bottom, in four columns or in one."""
+    parts = [row[side] for side in sides]
+    if not parts and box is not None:
+        parts = re.split(r"[,;\s]+", row[box].strip(" []()"))
+    if not any(part.strip() for part in parts):
+        return None
+    try:
+        left, top, right, bottom = map(float, parts)
+    except ValueError:
+        raise InputError(f"{where}: {' '.join(parts)!r} is not a box; write left,top,right,bottom") from None
+    return left, top, right, bottom
+
+
+def read_label(text: str) -> int | str | None:
+    text = text.strip()
+    return (int(text) if re.fullmatch(r"\d+", text) else text) if text else None
+
+
+class Places:
+    """Where a table's pictures may lie: as written, without their ending, beside it or in images/."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._stems: dict[str, Path] | None = None
+
+    def image(self, name: str) -> Path | None:
+        name = name.strip()
+        for folder in (self.root, self.root / "images"):
+            if name and (folder / name).is_file():
+                return folder / name
+        return self.stems.get(name)
+
+    @property
+    def stems(self) -> dict[str, Path]:
+        """Pictures by their name without ending, within the table's folder or within images/."""
+        if self._stems is None:
+            self._stems = {}
+            for folder in (self.root / "images", self.root):
+                for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+                    if file.suffix.lower() in pictures.ENDINGS:
+                        self._stems.setdefault(file.stem, file)
+        return self._stems
+
+
+# -------------------------------------------------------------------------------------------------------------- labels
+
+
+def match_labels(data: Data, model: Model) -> Data:
+    """Every label as a class number of the model; without labels, and with a note, where it knows none of them."""
+    given = dict.fromkeys(sample.label for sample in data.samples if sample.label is not None)
+    if not given:
+        return data
+    if model.outputs is None:
+        _ = model.layout  # the probe runs the model once
+    found = {label: class_number(label, model) for label in given}
+    unknown = [str(label) for label, number in found.items() if number is None]
+    if len(unknown) == len(found):
+        said = f"the labels of {data.source} are no classes of {model.name} ({some(unknown)}), so they are not used"
+        samples = tuple(replace(s, label=None) for s in data.samples)
+        return replace(data, samples=samples, notes=(*data.notes, said))
+    if unknown:
+        known = [name for label in model.labels.values() for name in names(label)]
+        raise TargetError(
+            f"{data.source}: {len(unknown)} of {len(found)} labels are no classes of {model.name}: {some(unknown)}"
+            f"{nearest(spellings(unknown[0])[-1], known)}"
+        )
+    samples = tuple(s if s.label is None else replace(s, label=found[s.label]) for s in data.samples)
+    return replace(data, samples=samples)
+
+
+def class_number(label: int | str, model: Model) -> int | None:
+    """By number, by name, or by an ImageNet folder's name: n01440764, n01440764_tench."""
+    if isinstance(label, int) or label.isdigit():
+        return int(label) if int(label) < (model.outputs or 0) else None
+    if re.match(r"n\d{8}", label):  # names may stand for two classes (crane), these numbers do not
+        known = wordnet().get(label[:9])
+        if known is not None and known[1] in names(model.labels.get(known[0], "")):
+            return known[0]
+    return next((found for text in spellings(label) if (found := find_exact(text, model)) is not None), None)
+
+
+def spellings(label: str) -> list[str]:
+    """great_white_shark as it is, with spaces, and without a WordNet number before it."""
+    bare = re.sub(r"^n\d{8}[_\- ]*", "", label)
+    return [text for text in dict.fromkeys((label, label.replace("_", " "), bare, bare.replace("_", " "))) if text]
+
+
+@cache
+def wordnet() -> dict[str, tuple[int, str]]:
+    """ImageNet's classes by their WordNet numbers: the class number and its first name."""
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo()
+    return {name: (index, names(info.index_to_description(index))[0]) for index, name in enumerate(info.label_names())}
+
+
+def some(words: Sequence[str]) -> str:
+    return ", ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")

@@ -1,0 +1,1 @@
+"""Many maps made, the most faithful one kept."""

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.attention import widen
+from vitreous.errors import OptionError
+from vitreous.evaluation import Case, measure
+from vitreous.follow import Chunks
+from vitreous.memory import batch_size, in_batches
+from vitreous.registry import METRICS, Metric, Noted, method
+from vitreous.target import Target, fix, of_image
+from vitreous.trace import Trace
+from vitreous.types import Scores
+
+CHANCE = 0.05  # how often the best of so many worthless maps may pass for better than random
+Fused = Float[Tensor, "B K N M"]  # K ways to make one of the heads
+
+
+@method(cite="mylonas2022attention", targeted=True, attention=True, alone=True)
+def optimus(
+    trace: Trace,
+    target: Target,
+    *,
+    metric: Annotated[
+        str, Field(description="the faithfulness metric that decides, see: vitreous metrics")
+    ] = "token_deletion",
+    single_heads: Annotated[bool, Field(description="try each head alone as well")] = True,
+    controls: Annotated[int, Field(ge=3, description="random maps that are scored beside")] = 16,
+    seed: Annotated[int, Field(ge=0, description="of the random maps")] = 0,
+) -> Noted:
+    """The most faithful of all ways to make a map out of attention: which heads, which layers, which rows.
+
+    argmax faithfulness over heads {mean, (∇A ⊙ A)⁺, each} × layers {each, mean, product} × rows {ρᵀA, column mean, max}
+    """
+    judge = find_judge(metric)
+    fixed = fix(target, trace.output)
+    names, made = candidates(trace, fixed, single_heads)  # [B C h w]
+    streams = trace.generators(seed)
+    chance = torch.stack([torch.rand(controls, *trace.layout.grid, generator=stream) for stream in streams])
+    found = [choose(trace, i, fixed, judge, names, made[i], chance[i].to(made)) for i in range(len(trace))]
+    notes = {key: [one.notes[key] for one in found] for key in found[0].notes}
+    return Noted(torch.stack([one.map for one in found]), notes)
+
+
+@dataclass(frozen=True)
+class Best:
+    """One image's best map and how it was found."""
+
+    map: Float[Tensor, "h w"]
+    notes: dict[str, Any]
+
+
+def find_judge(name: str) -> Metric:
+    judge = METRICS[name]
+    if judge.family != "faithfulness" or judge.again:
+        able = [m.name for m in METRICS.values() if m.family == "faithfulness" and not m.again]
+        raise OptionError(f"optimus.metric={name!r} does not measure faithfulness; use one of {', '.join(able)}")
+    return judge
+
+
+# ---------------------------------------------------------------------------------------------------- making them
+
+
+def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[str], Float[Tensor, "B C h w"]]:
+    """Every map and its name, all from one run."""
+    weighted = Readings(trace)
+
+    def visit(chunks: Chunks) -> None:
+        whole: Tensor | None = None
+        for rows, a, product in chunks:
+            whole = a.new_zeros(len(a), 1, a.shape[3], a.shape[3]) if whole is None else whole
+            whole[:, 0, rows] = product.clamp_min(0).mean(1)
+        assert whole is not None
+        weighted.add(whole)
+
+    trace.follow(target, visit)
+    plain = Readings(trace)
+    for layer in reversed(trace.followed()[0].layers):
+        a = layer.weights.detach()
+        mean = a.mean(1, keepdim=True)
+        plain.add(torch.cat([mean, a], 1) if single_heads else mean)
+    heads = ["gradient", "mean", *(f"head {h}" for h in range(plain.ways - 1))]
+    layers = [*(f"layer {n}" for n in range(trace.layout.layers)), "mean of layers", "product of layers"]
+    names = [f"{h}, {n}, {row}" for h in heads for n in layers for row in ("read-out row", "column mean", "column max")]
+    rows = torch.cat([weighted.result(), plain.result()], 1).flatten(1, 3)  # [B C N]
+    return names, trace.map(rows.flatten(0, 1)).reshape(len(trace), -1, *trace.layout.grid)
+
+
+class Readings:
+    """What can be read of fused attention, layer by layer from the last to the first."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.readout = trace.readout
+        self.each: list[Float[Tensor, "B K 3 M"]] = []
+        self.product: Fused | None = None
+
+    @property
+    def ways(self) -> int:
+        return self.each[0].shape[1]
+
+    def add(self, a: Fused) -> None:
+        """The layer before."""
+        a = widen(a)
+        self.each.append(self.read(a))
+        step = (a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)) / 2
+        step = step / step.sum(-1, keepdim=True)
+        self.product = step if self.product is None else self.product @ step
+
+    def read(self, a: Fused) -> Float[Tensor, "B K 3 M"]:
+        """The read-out row, the columns' means and the columns' maxima."""
+        row = torch.einsum("bn,bknm->bkm", self.readout.to(a), a)
+        return torch.stack([row, a.mean(2), a.amax(2)], 2)
+
+    def result(self) -> Float[Tensor, "B K layers 3 M"]:
+        """Each layer, their mean, their product."""
+        assert self.product is not None
+        each = torch.stack(self.each[::-1], 2)
+        return torch.cat([each, each.mean(2, keepdim=True), self.read(self.product)[:, :, None]], 2)
+
+
+# --------------------------------------------------------------------------------------------------- judging them
+
+
+def choose(
+    trace: Trace,
+    index: int,
+    target: Target,
+    judge: Metric,
+    names: list[str],
+    maps: Float[Tensor, "C h w"],
+    chance: Float[Tensor, "R h w"],
+) -> Best:
+    """The best map of one image, and whether it beats what the best of as many random maps would reach."""
+    options = judge.check({})
+    sign = 1 if judge.direction(options) == "higher" else -1
+    scores = judged(trace, index, target, judge, torch.cat([maps, chance]))
+    found, random = scores[: len(maps)], scores[len(maps) :]
+    best = int((sign * found).nan_to_num(-torch.inf).argmax())
+    limit = random.mean() + sign * random.std() * NormalDist().inv_cdf((1 - CHANCE) ** (1 / len(maps)))
+    ranked = sorted(zip(names, found.tolist()), key=lambda one: -sign * one[1])
+    notes = {
+        "chosen": names[best],
+        "score": float(found[best]),
+        "random": float(random.mean()),
+        "needed": float(limit),
+        "beats_random": bool(sign * (found[best] - limit) > 0),
+        "scoreboard": [{"map": name, judge.name: score} for name, score in ranked],
+    }
+    return Best(maps[best], notes)
+
+
+def judged(trace: Trace, index: int, target: Target, judge: Metric, maps: Float[Tensor, "C h w"]) -> Scores:
+    """The metric of many maps of one image."""
+    image, wanted = trace.images[index : index + 1], of_image(target, index)
+
+    def run(part: slice) -> Scores:
+        copies = Trace(trace.model, image.expand(part.stop - part.start, -1, -1, -1).contiguous())
+        return measure(judge, Case(copies, maps[part], wanted), judge.check({})).value
+
+    size = batch_size(trace.layout.footprint[0], image.device)
+    return torch.cat(in_batches(run, len(maps), size, "optimus"))

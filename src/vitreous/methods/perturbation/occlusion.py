@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Bool
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.errors import OptionError
+from vitreous.hiding import Hidden, scores_hidden
+from vitreous.methods.perturbation.pixels import Fill, filled
+from vitreous.registry import method
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.types import Map
+from vitreous.variants import scored_as
+
+
+@method(cite="zeiler2014visualizing", targeted=True, signed=True, alone=True)
+def occlusion(
+    trace: Trace,
+    target: Target,
+    *,
+    fill: Annotated[
+        Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
+    ] = "mean",
+    window: Annotated[int, Field(ge=1, description="side of what is hidden at a time, in patches")] = 1,
+    stride: Annotated[int, Field(ge=1, description="from one window to the next, in patches")] = 1,
+    of: Annotated[Literal["logit", "probability"], Field(description="of what the drop is measured")] = "logit",
+) -> Map:
+    """How much the score falls when a window of the image is hidden.
+
+    mean of y(x) − y(x with the window hidden) over the windows that cover a patch; they begin every `stride` patches,
+    the last ones end at the border
+    """
+    if stride > window:
+        raise OptionError(f"occlusion.stride={stride} leaves gaps between windows of {window}; use at most {window}")
+    fixed, whole = scored_as(trace, target, of)
+    windows = all_windows(trace.layout.grid, window, stride).to(trace.images.device)
+    count, cover = len(trace), filled(trace, fill)
+    rows = [image for image in range(count) for _ in windows]
+    hidden = scores_hidden(trace, fixed, rows, windows.repeat(count, 1, 1), cover, "occlusion")
+    falls = whole[:, None] - hidden.reshape(count, -1)  # [B V]
+    share = windows.flatten(1).to(falls)
+    return (falls @ (share / share.sum(0))).reshape(-1, *trace.layout.grid)
+
+
+def all_windows(grid: tuple[int, int], window: int, stride: int) -> Hidden:
+    """Every window: a rectangle of rows and columns of patches."""
+    rows, columns = (spans(side, min(window, side), stride) for side in grid)  # [r h] [c w]
+    return (rows[:, None, :, None] & columns[None, :, None, :]).flatten(0, 1)
+
+
+def spans(side: int, length: int, stride: int) -> Bool[Tensor, "spans side"]:
+    """Spans of this length that cover a side."""
+    first = torch.tensor([*range(0, side - length, stride), side - length])[:, None]
+    place = torch.arange(side)
+    return (first <= place) & (place < first + length)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.attention import widen
+from vitreous.memory import batch_size, in_batches
+from vitreous.methods.perturbation.pixels import Fill, Stretch, enlarge, filled, stretch
+from vitreous.registry import method
+from vitreous.target import Target, of_image
+from vitreous.trace import Trace
+from vitreous.types import Images, Map
+from vitreous.variants import scored_as, scores_of
+
+Cells = Bool[Tensor, "K s s"]
+Shifts = Int[Tensor, "K 2"]
+
+
+@method(cite="petsiuk2018rise", targeted=True, alone=True, level=True)
+def rise(
+    trace: Trace,
+    target: Target,
+    *,
+    masks: Annotated[int, Field(ge=1, description="runs of each image; the published 4000 to 8000 are smoother")] = 500,
+    cells: Annotated[int, Field(ge=2, description="cells of a mask, down and across")] = 7,
+    keep: Annotated[float, Field(gt=0, lt=1, description="share of the cells that stay visible")] = 0.5,
+    fill: Annotated[
+        Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
+    ] = "zero",
+    of: Annotated[Literal["logit", "probability"], Field(description="what is averaged")] = "logit",
+    seed: Annotated[int, Field(ge=0, description="another seed gives other masks")] = 0,
+) -> Map:
+    """The mean score of the image behind random masks, each pixel's over the masks that show it.
+
+    Σ_k y(x⊙M_k + fill⊙(1 − M_k))·M_k / Σ_k M_k; M_k random cells, enlarged bilinearly and shifted by less than a cell
+    """
+    fixed, _ = scored_as(trace, target, of)
+    cover = filled(trace, fill)
+    drawn = [draw(stream, masks, cells, keep, trace.size) for stream in trace.generators(seed)]
+    parts = [mean_shown(trace, i, of_image(fixed, i), cover[i : i + 1], *drawn[i]) for i in range(len(trace))]
+    return torch.stack(parts)
+
+
+def draw(stream: torch.Generator, masks: int, cells: int, keep: float, size: tuple[int, int]) -> tuple[Cells, Shifts]:
+    """Which cells of each mask are visible, and how many pixels it is shifted up and to the left."""
+    visible = torch.rand(masks, cells, cells, generator=stream) < keep
+    shifts = [torch.randint(-(-side // cells), (masks,), generator=stream) for side in size]
+    return visible, torch.stack(shifts, 1)
+
+
+def mean_shown(
+    trace: Trace, index: int, target: Target, cover: Images, visible: Cells, shifts: Shifts
+) -> Float[Tensor, "Y X"]:
+    """The weighted mean of one image; masks are made a few at a time, once to be seen and once to be summed."""
+    image = widen(trace.images[index : index + 1])
+    coarse, shifts, cover = visible.to(image), shifts.to(image.device), cover.to(image)
+    down, across = (stretch_shifted(visible.shape[-1], side, image) for side in trace.size)
+
+    def shown(part: slice) -> Float[Tensor, "K Y X"]:
+        return enlarge(
+            coarse[part], cut(down, shifts[part, 0], trace.size[0]), cut(across, shifts[part, 1], trace.size[1])
+        )
+
+    def pictures(part: slice) -> Images:
+        return torch.lerp(cover, image, shown(part)[:, None]).to(trace.images.dtype)
+
+    y = scores_of(trace, target, pictures, len(coarse), "rise")
+
+    def sums(part: slice) -> Float[Tensor, "2 Y X"]:
+        seen = shown(part)
+        return torch.stack([torch.tensordot(y[part].to(seen), seen, 1), seen.sum(0)])
+
+    size = batch_size(4 * image[0].nbytes, image.device)
+    both = torch.stack(in_batches(sums, len(coarse), size)).sum(0)
+    return both[0] / both[1].clamp_min(torch.finfo(both.dtype).eps)
+
+
+def stretch_shifted(cells: int, side: int, like: Tensor) -> Stretch:
+    """Cells enlarged to one cell more than the image, so that there is room to shift."""
+    return stretch(cells, (cells + 1) * -(-side // cells)).to(like)
+
+
+def cut(whole: Stretch, shifts: Int[Tensor, "K"], side: int) -> Stretch:
+    """Each mask's own part of an enlargement."""
+    return whole[shifts[:, None] + torch.arange(side, device=shifts.device)]

@@ -1,0 +1,1 @@
+"""How much of the map must be looked at?"""

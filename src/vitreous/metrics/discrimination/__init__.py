@@ -1,0 +1,1 @@
+"""Does the map depend on the class?"""

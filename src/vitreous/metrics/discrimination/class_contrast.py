@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from vitreous.errors import TargetError
+from vitreous.evaluation import Case, Measured
+from vitreous.metrics.correlation import correlation
+from vitreous.registry import metric
+from vitreous.target import Top, fix, no_classifier
+
+
+@metric(better="higher", cite="rebuffi2020there", again=True)
+def class_contrast(case: Case) -> Measured:
+    """How different the maps of an image's two best classes are; 0 for methods that do not ask for a class.
+
+    1 − |corr(s₁, s₂)|, s₁ and s₂ = the maps of the best and the second-best class, whatever the target
+    """
+    trace = case.trace
+    if not trace.classifies:
+        raise no_classifier(trace.model.name)
+    if trace.output.shape[1] < 2:
+        raise TargetError(f"class_contrast compares two classes; {trace.model.name} has one")
+    best, second = (fix(Top(rank), trace.output) for rank in (1, 2))
+    one = case.map if case.target == best else case.again(trace, best)
+    return Measured(1 - correlation(one, case.again(trace, second)).abs())

@@ -1,0 +1,1 @@
+"""Does the score change when what matters is taken away?"""

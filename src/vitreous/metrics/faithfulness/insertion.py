@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from vitreous.evaluation import Case, Measured
+from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.faithfulness.curves import area, counts_of, first, graded, hide
+from vitreous.registry import metric
+
+
+@metric(better="higher", cite="petsiuk2018rise")
+def insertion(
+    case: Case,
+    *,
+    steps: Annotated[
+        int | None, Field(ge=1, description="equal steps from none of the image to all of it; None: patch by patch")
+    ] = 28,
+    fill: Annotated[
+        Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
+    ] = "blur",
+) -> Measured:
+    """How fast the probability rises while patches of a hidden image are shown, the most relevant first.
+
+    area under p(target) over the share of patches shown, 0 … 1
+    """
+    patches = case.order.shape[1]
+    counts = counts_of(patches, steps)
+    shares = [count / patches for count in counts]
+    curve = hide(case, graded(case.target), ~first(case.order, counts), fill, "insertion")
+    return Measured(area(curve, shares), curve, shares)

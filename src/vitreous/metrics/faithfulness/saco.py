@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.evaluation import Case, Measured
+from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.faithfulness.curves import first, graded, hide
+from vitreous.registry import metric
+from vitreous.types import Scores
+
+
+@metric(better="higher", cite="wu2024faithfulness")
+def saco(
+    case: Case,
+    *,
+    groups: Annotated[int, Field(ge=2, description="sets of patches of alike relevance")] = 10,
+    fill: Annotated[
+        Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
+    ] = "mean",
+) -> Measured:
+    """Does hiding a more relevant group of patches always lower the probability more, and by how much is it off?
+
+    patches in order, in K groups of mean relevance s and drop d of p(target); over all i < j:
+    Σ ±(s_i − s_j) / Σ (s_i − s_j), + where d_i ≥ d_j; from −1 to 1; 0 for a map of one value
+    """
+    patches = case.order.shape[1]
+    groups = min(groups, patches)
+    ends = [patches * group // groups for group in range(groups + 1)]
+    until = first(case.order, ends)
+    members = until[:, 1:] & ~until[:, :-1]  # [B K n]
+    target = graded(case.target)
+    drops = case.trace.score(target).detach()[:, None] - hide(case, target, members, fill, "saco")
+    sums = torch.einsum("bkn,bn->bk", members.double(), case.patches.flatten(1).double())
+    means = sums / members.sum(-1)  # of equal float32 values exactly that value
+    return Measured(coefficient(means, drops), drops, [end / patches for end in ends[1:]])
+
+
+def coefficient(means: Float[Tensor, "B K"], drops: Float[Tensor, "B K"]) -> Scores:
+    """How much of all differences in relevance lies between groups in the right order, minus the rest."""
+    i, j = torch.triu_indices(means.shape[1], means.shape[1], 1, device=means.device)
+    apart = means[:, i] - means[:, j]
+    right = torch.where(drops[:, i] >= drops[:, j], apart, -apart).sum(1)
+    total = apart.abs().sum(1)
+    return torch.where(total > 0, right / total, torch.zeros_like(total))

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor
+
+from vitreous.evaluation import Case, Measured
+from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.faithfulness.curves import Curve, Share, hide
+from vitreous.registry import metric
+from vitreous.trace import Trace
+
+ROUNDING = 1e-6  # of the score: drops that differ by less do not differ
+
+
+@metric(better="higher", cite="ancona2018towards")
+def sensitivity_n(
+    case: Case,
+    *,
+    shares: Annotated[
+        tuple[Share, ...], Field(min_length=1, description="sizes of the random sets, as shares of the patches")
+    ] = (0.05, 0.1, 0.2, 0.4, 0.8),
+    subsets: Annotated[int, Field(ge=3, description="random sets of each size")] = 50,
+    fill: Annotated[
+        Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
+    ] = "mean",
+    seed: Annotated[int, Field(ge=0, description="another seed gives other sets")] = 0,
+) -> Measured:
+    """Do the sums of a map over random sets of patches foretell how far the score falls when these are hidden?
+
+    Pearson's r of Σ_{i∈S} s_i and y(x) − y(x without S) over random sets S of n patches, y the score (a logit for a
+    class); the mean over n. Not a number where all sums are the same (a map of one value) or all drops are
+    """
+    hidden = draw(case.trace, shares, subsets, seed)
+    whole = case.trace.score(case.target).detach().double()[:, None]
+    drops = whole - hide(case, case.target, hidden, fill, "sensitivity_n").double()
+    sums = torch.einsum("btn,bn->bt", hidden.double(), case.patches.flatten(1).double())
+    each = (len(sums), len(shares), subsets)
+    curve = pearson(sums.view(each), drops.view(each), ROUNDING * whole.abs())
+    return Measured(curve.nanmean(1), curve, shares)
+
+
+def draw(trace: Trace, shares: Sequence[float], subsets: int, seed: int) -> Bool[Tensor, "B T n"]:
+    """Random sets of patches: `subsets` of each size, from a stream of each image's own."""
+    patches = trace.layout.patches
+    sizes = torch.tensor([min(max(round(share * patches), 1), patches - 1) for share in shares])
+    sizes = sizes.repeat_interleave(subsets)[:, None]
+    ranks = [torch.rand(len(sizes), patches, generator=stream).argsort(1) for stream in trace.generators(seed)]
+    return (torch.stack(ranks) < sizes).to(trace.images.device)
+
+
+def pearson(a: Float[Tensor, "B S K"], b: Float[Tensor, "B S K"], least: Float[Tensor, "B 1"]) -> Curve:
+    """The correlation along the last axis; not a number where one side does not vary (b: by no more than `least`)."""
+    a, b = (x - x.mean(-1, keepdim=True) for x in (a, b))
+    still = (a.abs().amax(-1) == 0) | (b.abs().amax(-1) <= least)
+    r = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    return r.masked_fill(still, torch.nan)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from vitreous.evaluation import Case, Measured
+from vitreous.metrics.faithfulness.curves import area, least_first, take_out
+from vitreous.registry import Better, metric
+
+
+def direction(options: Mapping[str, Any]) -> Better:
+    return "lower" if options["order"] == "most" else "higher"
+
+
+@metric(better=direction, cite="chefer2021transformer")
+def token_deletion(
+    case: Case,
+    *,
+    order: Annotated[
+        Literal["most", "least"], Field(description="what goes first: the most relevant tokens or the least")
+    ] = "most",
+    steps: Annotated[
+        int, Field(ge=1, description="equal steps of the share taken away, from 0; the last: 1 − 1/n")
+    ] = 10,
+) -> Measured:
+    """How the probability falls while tokens are taken out of the sequence, without pixels the model has never seen.
+
+    area under p(target) after removing ⌊n·s⌋ patch tokens, s = 0, 0.1 … 0.9; `most`: lower is better, `least`: higher
+    """
+    ranked = case.order if order == "most" else least_first(case)
+    shares = [step / steps for step in range(steps)]
+    (curve,) = take_out(case, [ranked], steps, "token_deletion", "deletion, which hides patches")
+    return Measured(area(curve, shares), curve, shares)

@@ -1,0 +1,1 @@
+"""Does the map lie on the object?"""

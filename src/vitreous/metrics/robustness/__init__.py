@@ -1,0 +1,1 @@
+"""Does the map stay when the image hardly changes?"""

@@ -1,0 +1,1 @@
+"""Does the map depend on the model, and does it add up?"""

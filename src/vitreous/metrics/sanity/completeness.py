@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from vitreous.evaluation import Case, Measured
+from vitreous.methods.gradient.integrated_gradients import begin, end_scores
+from vitreous.registry import metric
+
+
+@metric(better="lower", cite="sundararajan2017axiomatic")
+def completeness(
+    case: Case,
+    *,
+    baseline: Annotated[
+        Literal["zero", "blur"], Field(description="the image that has nothing to explain; zero: the mean colour")
+    ] = "zero",
+) -> Measured:
+    """By how much the map fails to add up to the score; only for methods that promise it (integrated_gradients).
+
+    |Σ s − (y(x) − y(x₀))| / |y(x) − y(x₀)|; not a number where y(x) = y(x₀)
+    """
+    trace = case.trace
+    without = end_scores(trace, case.target, begin(trace, baseline, 0))
+    gained = (end_scores(trace, case.target, trace.images) - without).cpu().double()
+    missed = (case.map.cpu().double().sum((1, 2)) - gained).abs() / gained.abs()
+    return Measured(missed.masked_fill(gained == 0, torch.nan).to(case.map))

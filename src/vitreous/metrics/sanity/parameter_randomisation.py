@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import copy
+import types
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from vitreous.concept import Concept
+from vitreous.errors import Unsupported, one_line
+from vitreous.evaluation import Case, Measured
+from vitreous.metrics.correlation import rank_correlation
+from vitreous.model import Model
+from vitreous.progress import steps
+from vitreous.registry import metric
+from vitreous.trace import Trace
+from vitreous.types import Images
+
+
+@metric(better="lower", cite="adebayo2018sanity", again=True)
+def parameter_randomisation(
+    case: Case,
+    *,
+    stages: Annotated[int, Field(ge=1, description="maps to compare: from the head alone to the whole network")] = 4,
+    seed: Annotated[int, Field(ge=0, description="another seed shuffles otherwise")] = 0,
+) -> Measured:
+    """How much of the map is left when the network forgets what it has learned, from the head down.
+
+    mean over stages of |ρ(s, s′)|, ρ = Spearman's rank correlation, s′ = the map of the network whose head and last
+    k blocks have their weights shuffled (each parameter by itself); a copy is shuffled, never the network itself
+    """
+    twin = copy_of(case.trace.model)
+    parts = parts_of(twin, case.trace.images[:1], case.trace.layout.blocks)
+    parameters = dict(twin.module.named_parameters())
+    target = replace(case.target, model=None) if isinstance(case.target, Concept) else case.target
+    curve, done = [], 0
+    counts = depths(len(parts), stages)
+    for count in steps(counts, len(counts), "parameter_randomisation"):
+        for name in (name for part in parts[done:count] for name in part):
+            shuffle(parameters[name], seed ^ zlib.crc32(name.encode()))
+        done = count
+        curve.append(rank_correlation(case.map, case.again(Trace(twin, case.trace.images), target)).abs())
+    found = torch.stack(curve, 1)
+    return Measured(found.mean(1), found, [float(count) for count in counts])
+
+
+def depths(parts: int, stages: int) -> list[int]:
+    """How many parts are shuffled at each stage: 1 … all, in equal steps."""
+    if stages == 1:
+        return [parts]
+    return sorted({round(1 + (parts - 1) * stage / (stages - 1)) for stage in range(stages)})
+
+
+def shuffle(parameter: nn.Parameter, seed: int) -> None:
+    """Other weights of the same values, so of the same mean and spread."""
+    order = torch.randperm(parameter.numel(), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        parameter.copy_(parameter.flatten()[order.to(parameter.device)].view_as(parameter))
+
+
+# -------------------------------------------------------------------------------------------------- parts of a network
+
+
+class Uses(TorchFunctionMode):
+    """The parameters of a network in the order in which a run first uses them."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.known = {id(parameter): name for name, parameter in net.named_parameters()}
+        self.names: dict[str, None] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") != "__get__":  # to look at a shape is no use
+            used = (self.known.get(id(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self.names.update(dict.fromkeys(name for name in used if name is not None))
+        return func(*args, **(kwargs or {}))
+
+
+def parts_of(model: Model, images: Images, blocks: Sequence[str]) -> list[list[str]]:
+    """Names of parameters, from the head down: what follows the last block, each block, what comes before the first."""
+    uses = Uses(model.module)
+    with model.still(), uses:
+        model.run(images)
+    if not uses.names:
+        raise Unsupported(
+            f"{model.name}: its forward runs another network than the one given, so no weights can be shuffled; "
+            "give Model(net, forward=…) a function of net alone"
+        )
+    blocks = blocks or owners(uses.names)
+    parts: list[list[str]] = [[] for _ in range(len(blocks) + 2)]
+    now = 0
+    for name in uses.names:
+        inside = next((i for i, block in enumerate(blocks, 1) if name.startswith(f"{block}.")), None)
+        now = max(now, inside or 0)
+        parts[inside or (now if now < len(blocks) else -1)].append(name)
+    return [part for part in reversed(parts) if part]
+
+
+def owners(names: Iterable[str]) -> list[str]:
+    """The modules that hold these parameters, for networks without blocks."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
+
+
+# ------------------------------------------------------------------------------------------------- copies of a network
+
+
+def copy_of(model: Model) -> Model:
+    """The same model with a network of its own."""
+    memo: dict[int, Any] = {}
+    twin = copy.copy(model)
+    try:
+        twin.net = twin.module = copy.deepcopy(model.module, memo)
+        twin._forward = copy.deepcopy(model._forward, memo)
+        for each in (twin, *(new for new in memo.values() if isinstance(new, Model))):  # a probe holds a model
+            each._forward = rebound(each._forward, memo)
+    except Exception as error:
+        raise Unsupported(f"{model.name} cannot be copied to shuffle its weights ({one_line(error, 120)})") from error
+    return twin
+
+
+def rebound(forward: Callable[..., Any] | None, memo: dict[int, Any]) -> Callable[..., Any] | None:
+    """A function that uses the copies of the modules that it knows by name."""
+    if not isinstance(forward, types.FunctionType):
+        return forward
+
+    def other(value: Any) -> Any:
+        return memo.get(id(value), value) if isinstance(value, nn.Module) else value
+
+    space = {name: other(value) for name, value in forward.__globals__.items()}
+    cells = tuple(types.CellType(other(cell.cell_contents)) for cell in forward.__closure__ or ())
+    new = types.FunctionType(forward.__code__, space, forward.__name__, forward.__defaults__, cells)
+    new.__kwdefaults__ = forward.__kwdefaults__
+    return new

@@ -1,0 +1,220 @@
+"""What can be said from a sample of images: paired bootstrap intervals, ranks, and verdicts in plain words.
+
+mean* = Σ cᵢ vᵢ / Σ cᵢ, c ~ Multinomial(n, 1/n): every method is averaged over the same resampled images
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+
+from vitreous.errors import OptionError
+from vitreous.registry import Better
+
+TIMES = 2000  # resamples
+LEVEL = 0.95
+FEW = 5  # images: fewer say nothing
+NAMED = 3  # metrics in a verdict; more are counted
+MOST_DIGITS = 6
+AT_ONCE = 2**23  # numbers in a block of resamples
+
+Table = Float[np.ndarray, "M K"]  # methods, metrics
+Counts = Int[np.ndarray, "M K"]
+Values = Float[np.ndarray, "M K N"]  # … and images; not a number: not measured
+
+
+def resampled_means(
+    values: Float[np.ndarray, "S N"], seed: int = 0, times: int = TIMES
+) -> Float[np.ndarray, "{times} S"]:
+    """The mean of each series over the same resampled images; what is not a number is left out of its mean."""
+    count = values.shape[1]
+    known = np.isfinite(values)
+    filled, there = np.where(known, values, 0).T, known.T.astype(np.float64)
+    chance = np.random.default_rng(seed)
+    share = np.full(count, 1 / count)
+    parts = []
+    for start in range(0, times, most := max(1, AT_ONCE // count)):
+        drawn = chance.multinomial(count, share, size=min(most, times - start)).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            parts.append(drawn @ filled / (drawn @ there))
+    return np.concatenate(parts)
+
+
+def intervals(values: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarray, "2 S"]:
+    """The 95 % interval of each mean; none from fewer than two images."""
+    found = np.full((2, len(values)), np.nan)
+    enough = np.isfinite(values).sum(1) > 1
+    if enough.any():
+        ends = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+        found[:, enough] = np.nanquantile(resampled_means(values[enough], seed), ends, axis=0)
+    return found
+
+
+def mean_of(values: np.ndarray) -> np.ndarray:
+    """Over the last axis, without what is not a number; not a number where nothing is left."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, values, 0).sum(-1) / known.sum(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Methods × metrics: means, their intervals, how much better than `random`, ranks."""
+
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    better: tuple[Better, ...]
+    judged: tuple[bool, ...]  # which metrics ask whether a map is right; the others only describe it
+    control: str
+    mean: Table
+    low: Table
+    high: Table
+    count: Counts
+    gain: Table  # mean paired difference to the control; above zero is better, whichever way the metric runs
+    gain_low: Table
+    gain_high: Table
+    pairs: Counts
+    rank: Table  # 1 is best; equals share theirs
+
+    @cached_property
+    def mean_rank(self) -> Float[np.ndarray, "M"]:
+        """Over the metrics that judge, as far as a method has a value."""
+        return mean_of(self.rank[:, list(np.flatnonzero(self.judged))])
+
+    @property
+    def order(self) -> list[int]:
+        """The methods' numbers, best mean rank first, those without a rank last."""
+        return sorted(range(len(self.methods)), key=lambda m: (np.isnan(self.mean_rank[m]), self.mean_rank[m], m))
+
+    @cached_property
+    def effect(self) -> Int[np.ndarray, "M K"]:
+        """1: better than the control, −1: worse, 0: it cannot be told."""
+        enough = self.pairs >= FEW
+        above, below = (self.gain_low > 0) & enough, (self.gain_high < 0) & enough
+        return above.astype(np.int64) - below.astype(np.int64)
+
+    def verdict(self, method: int) -> str:
+        """One method against the control, in words."""
+        if self.methods[method] == self.control:
+            return "the control: what a map is worth that knows nothing"
+        told = [k for k, judged in enumerate(self.judged) if judged and self.pairs[method, k]]
+        if not told:
+            return "could not be measured"
+        if max(self.pairs[method, k] for k in told) < FEW:
+            return f"too few images to tell ({max(self.pairs[method, k] for k in told)})"
+        won, lost = ([k for k in told if self.effect[method, k] == sign] for sign in (1, -1))
+        if not won and not lost:
+            return f"not distinguishable from {self.control} on this model"
+        parts = []
+        if won:
+            parts.append(f"better than {self.control} on {self.share(won, told)}")
+        if lost:
+            parts.append(f"worse {'' if won else f'than {self.control} '}on {self.named(lost)}")
+        unclear = [k for k in told if k not in won and k not in lost]
+        if unclear and (won or lost):
+            parts.append(f"not distinguishable on {self.named(unclear)}")
+        return "; ".join(parts)
+
+    def share(self, some: Sequence[int], all: Sequence[int]) -> str:
+        """`all 4 metrics`, `3 of 4 metrics`, or the name of the only one."""
+        if len(all) == 1:
+            return self.named(all)
+        return f"all {len(all)} metrics" if len(some) == len(all) else f"{len(some)} of {len(all)} metrics"
+
+    def named(self, metrics: Sequence[int]) -> str:
+        """By name where they are few."""
+        return f"{len(metrics)} others" if len(metrics) > NAMED else ", ".join(self.metrics[k] for k in metrics)
+
+    def spell(self, value: float, k: int) -> str:
+        """A value of a metric with as many digits as tell its methods apart: 0.123, −1.20, 0.00098, 340."""
+        known = self.mean[:, k][np.isfinite(self.mean[:, k])]
+        width = float(known.max() - known.min()) or float(np.abs(known).max()) or 1.0
+        digits = max(0, 2 - math.floor(math.log10(width)))
+        said = f"{value:.2e}" if digits > MOST_DIGITS or abs(value) >= 1e6 else f"{value:.{digits}f}"
+        return said.replace("-", "−", 1) if value < 0 else said
+
+
+def summarise(
+    values: Values,
+    methods: Sequence[str],
+    metrics: Sequence[str],
+    better: Sequence[Better],
+    *,
+    control: str = "random",
+    judged: Sequence[bool] | None = None,
+    seed: int = 0,
+) -> Summary:
+    """Everything that a table of values [methods, metrics, images] tells."""
+    if control not in methods:
+        raise OptionError(
+            f"{control} is not among the methods ({', '.join(methods)}), so nothing can be compared to it"
+        )
+    shape = values.shape[:2]
+    sign = np.array([1.0 if direction == "higher" else -1.0 for direction in better])
+    gains = sign[:, None] * (values - values[list(methods).index(control)])
+    both = np.concatenate([values, gains]).astype(np.float64).reshape(2 * shape[0] * shape[1], values.shape[2])
+    low, high = (ends.reshape(2, *shape) for ends in intervals(both, seed))
+    mean = mean_of(values.astype(np.float64))
+    counted = tuple(judged) if judged is not None and any(judged) else (True,) * len(metrics)
+    return Summary(
+        tuple(methods),
+        tuple(metrics),
+        tuple(better),
+        counted,
+        control,
+        mean,
+        low[0],
+        high[0],
+        np.isfinite(values).sum(-1),
+        mean_of(gains.astype(np.float64)),
+        low[1],
+        high[1],
+        np.isfinite(gains).sum(-1),
+        ranks(mean, sign),
+    )
+
+
+def ranks(mean: Table, sign: Float[np.ndarray, "K"]) -> Table:
+    """Within each metric, best first; equals share the middle of their places, what has no value has no rank."""
+    ranked = np.full(mean.shape, np.nan)
+    for k in range(mean.shape[1]):
+        there: Bool[np.ndarray, "M"] = np.isfinite(mean[:, k])
+        ranked[there, k] = stats.rankdata(-sign[k] * mean[there, k])
+    return ranked
+
+
+class Moments:
+    """The mean curve of many images and its 95 % interval, without keeping the curves.
+
+    M₂ ← M₂ + (x − m)(x − m′), the interval is m ± t·√(M₂ / (n−1) / n)
+    """
+
+    def __init__(self, at: Sequence[float]) -> None:
+        self.at = tuple(float(place) for place in at)
+        self.count = np.zeros(len(self.at), dtype=np.int64)
+        self.mean = np.zeros(len(self.at))
+        self._spread = np.zeros(len(self.at))
+
+    def add(self, curves: Float[np.ndarray, "B T"]) -> None:
+        """More images; points that are not a number are left out."""
+        for curve in curves.astype(np.float64):
+            known = np.isfinite(curve)
+            self.count += known
+            off = np.where(known, curve - self.mean, 0)
+            self.mean += off / np.maximum(self.count, 1)
+            self._spread += off * np.where(known, curve - self.mean, 0)
+
+    @property
+    def interval(self) -> Float[np.ndarray, "2 T"]:
+        """Its lower and upper end; none from fewer than two images."""
+        n = self.count
+        with np.errstate(invalid="ignore", divide="ignore"):
+            half = stats.t.ppf((1 + LEVEL) / 2, np.maximum(n - 1, 1)) * np.sqrt(self._spread / (n - 1) / n)
+        half = np.where(n > 1, half, np.nan)
+        return np.stack([self.mean - half, self.mean + half])
