@@ -418,7 +418,7 @@ def test_rows_are_on_disk_while_it_runs(small: Model, folder: Path, tmp_path: Pa
 @pytest.mark.usefixtures("loaded")
 def test_the_command(run: Run, folder: Path, tmp_path: Path) -> None:
     asked = ("--methods", "gae,attention", "--metrics", "token_deletion,sparsity", "--set", "token-deletion.steps=3")
-    said = run("evaluate", folder, *asked, "--out", tmp_path / "out", "--seed", 1)
+    said = run("evaluate", folder.name, *asked, "--out", "out", "--seed", 1)
     assert said.code == 0 and max(map(len, said.out.splitlines())) <= 80
     assert "token_deletion ↓" in said.out and "sparsity ↑" in said.out and f"report: {tmp_path}" in said.out
     for name in ("gae", "attention", "random", "centre"):

@@ -190,7 +190,7 @@ def test_files(way: str, tmp_path: Path) -> None:
         DRAWN[:, :, None],
         Image.fromarray(DRAWN),
     ],
-    ids=str,
+    ids=("bool", "uint8", "int64", "float", "list", "tensor", "tensor [1 Y X]", "[Y X 1]", "picture"),
 )
 def test_arrays(given: Any) -> None:
     found = read_mask(given, torch.zeros(3, 48, 48), STRETCH, (48, 48))
@@ -283,7 +283,6 @@ def test_boxes_that_are_small_or_reach_out() -> None:
         (torch.ones(2, 1, 9, 9), 2, False),
         (("a", None), 2, False),
     ],
-    ids=str,
 )
 def test_lists(given: Any, count: int, one: bool) -> None:
     listed = list_masks(given, count)

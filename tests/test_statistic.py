@@ -153,7 +153,7 @@ def test_values_have_the_digits_that_tell_methods_apart(means: tuple[float, floa
 def test_moments_are_those_of_all_curves() -> None:
     curves = np.random.default_rng(0).normal(5, 2, size=(40, 3)).astype(np.float32)
     curves[3, 1] = NAN
-    kept = Moments([0, 0.5, 1])
+    kept = Moments([0.0, 0.5, 1.0])
     for part in (curves[:7], curves[7:8], curves[8:]):
         kept.add(part)
     assert kept.count.tolist() == [40, 39, 40]

@@ -323,10 +323,13 @@ class Leaderboard:
         masks: list[Mask | None] = []
         for number, picture in zip(numbers, opened):
             try:
-                masks.append(read_mask(self.data.samples[number].mask, picture, self.model.preprocess, trace.size))
+                mask = read_mask(self.data.samples[number].mask, picture, self.model.preprocess, trace.size)
+                if mask is not None and not mask.any():
+                    raise InputError("it marks nothing that the model sees")
             except InputError as error:
                 self.lost_masks[number] = str(error)
-                masks.append(None)
+                mask = None
+            masks.append(mask)
         return masks
 
     def _one_method(self, scene: Scene, m: int) -> Found:
