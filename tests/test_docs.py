@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from vitreous import METHODS
+from vitreous import METHODS, METRICS
 from vitreous.cli.main import app
 
 ROOT = Path(__file__).parents[1]
@@ -51,9 +51,9 @@ def test_commands_parse(line: str) -> None:
         assert not name or name in METHODS
 
 
-def test_the_readme_names_every_method() -> None:
+def test_the_readme_names_every_method_and_metric() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in METHODS:
+    for name in (*METHODS, *METRICS):
         assert f"`{name}`" in text
 
 

@@ -420,7 +420,7 @@ def test_the_command(run: Run, folder: Path, tmp_path: Path) -> None:
     asked = ("--methods", "gae,attention", "--metrics", "token_deletion,sparsity", "--set", "token-deletion.steps=3")
     said = run("evaluate", folder.name, *asked, "--out", "out", "--seed", 1)
     assert said.code == 0 and max(map(len, said.out.splitlines())) <= 80
-    assert "token_deletion ↓" in said.out and "sparsity ↑" in said.out and f"report: {tmp_path}" in said.out
+    assert "token_deletion ↓" in said.out and "sparsity ↑" in said.out and "report: out/report.html" in said.out
     for name in ("gae", "attention", "random", "centre"):
         assert len(re.findall(rf"^{name} ", said.out, re.MULTILINE)) == 2
     told = json.loads((tmp_path / "out" / "leaderboard.json").read_text(encoding="utf-8"))
