@@ -524,3 +524,18 @@ def test_probabilities_need_classes(method: str) -> None:
         return
     with pytest.raises(OptionError, match="of=probability needs a class"):
         explained(exact("timm ViT"), pictures("timm ViT"), method, "neuron:1", of="probability")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["timm ViT", "timm DINOv3", "torchvision ViT"])
+def test_mixed_precision_of_the_caller(method: str, name: str) -> None:
+    """Under autocast the model runs in bfloat16 where torch says so; the maps stay float32 and alike."""
+    model, images = zoo.model(name), zoo.images(name, 1)
+    options = {"rise": {"masks": 8}, "vit_cx": {"noise": 0}}.get(method, {})
+    plain = vitreous.explain(model, images, method, 1, **options).map
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = vitreous.explain(model, images, method, 1, **options).map
+    assert mixed.dtype == torch.float32 and mixed.isfinite().all()
+    assert not torch.equal(mixed, plain), "it did run in another precision"
+    if not vitreous.METHODS[method].level:
+        assert torch.corrcoef(torch.stack([plain.flatten(), mixed.flatten()]))[0, 1] > 0.9

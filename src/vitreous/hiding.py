@@ -10,19 +10,18 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from vitreous.capture import Enough
 from vitreous.errors import ModelError
 from vitreous.memory import batch_size, in_batches
-from vitreous.target import Target, of_rows
+from vitreous.target import Target
 from vitreous.trace import Record, Trace
 from vitreous.types import Images, Tokens
-from vitreous.variants import Known, known, lean_run, near
+from vitreous.variants import Known, VariantScores, known, lean_run, near, scores_each
 
 Hidden = Bool[Tensor, "V h w"]
-VariantScores = Float[Tensor, "V"]
 Hide = Callable[[Sequence[int], Hidden], Record]
 _local: Known = WeakKeyDictionary()  # can tokens be exchanged in place of pixels?
 
@@ -33,16 +32,6 @@ def scores_hidden(
     """The score of image `rows[i]` with the patches `hidden[i]` taken from its cover; the target is fixed."""
     hide = hide_tokens(trace, cover) if known(trace, _local, is_local) else hide_pixels(trace, cover)
     return scores_each(trace, target, rows, lambda part: hide(rows[part], hidden[part]), what)
-
-
-def scores_each(
-    trace: Trace, target: Target, rows: Sequence[int], run: Callable[[slice], Record], what: str | None = None
-) -> VariantScores:
-    """Scores of slices of variants, variant i of image `rows[i]`, as many at a time as memory allows."""
-    size = batch_size(trace.layout.footprint[0], trace.images.device)
-    return torch.cat(
-        in_batches(lambda part: trace.score(of_rows(target, rows[part]), run(part)).detach(), len(rows), size, what)
-    )
 
 
 # ------------------------------------------------------------------------------------------------ two ways to hide

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +28,7 @@ from vitreous.types import Images, Scores
 
 MEAN = {torch.mean, Tensor.mean}
 NEVER = 2**30  # the number of an attention that is kept
+VariantScores = Float[Tensor, "V"]
 Gone = Bool[Tensor, "V N"]
 Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
 Known = WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]]
@@ -36,18 +37,20 @@ _cuts: Known = WeakKeyDictionary()  # … by cutting them out of the sequence?
 
 
 def scores_of(trace: Trace, target: Target, pictures: Callable[[slice], Images], count: int, what: str) -> Scores:
-    """The score of each of `count` pictures; `pictures` makes a slice of them."""
-    return scores(trace, target, lambda part: lean_run(trace, pictures(part)), count, what)
+    """The score of each of `count` pictures, for the target of one; `pictures` makes a slice of them."""
+    return scores_each(trace, target, [0] * count, lambda part: lean_run(trace, pictures(part)), what)
 
 
 def scores_without(trace: Trace, index: int, target: Target, gone: Gone, what: str) -> Scores:
-    """The score of an image without some of its tokens."""
+    """The score of one image without some of its tokens, for the target of that image."""
     refuse_dropping(trace)
     image = trace.images[index : index + 1]
-    return scores(trace, target, lambda part: run_without(trace, image, gone[part]), len(gone), what)
+    return scores_each(trace, target, [0] * len(gone), lambda part: run_without(trace, image, gone[part]), what)
 
 
-def scores_keeping(trace: Trace, target: Target, rows: Sequence[int], keep: Kept, what: str | None = None) -> Scores:
+def scores_keeping(
+    trace: Trace, target: Target, rows: Sequence[int], keep: Kept, what: str | None = None
+) -> VariantScores:
     """The score of image `rows[i]` with the tokens `keep[i]` only: the others are cut out, so that it costs less."""
     refuse_dropping(trace)
     cut = known(trace, _cuts, can_cut)
@@ -55,7 +58,18 @@ def scores_keeping(trace: Trace, target: Target, rows: Sequence[int], keep: Kept
     def run(part: slice) -> Record:
         return run_keeping(trace, rows[part], keep[part], cut)
 
-    share = keep.shape[1] / trace.layout.tokens if cut else 1.0
+    return scores_each(trace, target, rows, run, what, keep.shape[1] / trace.layout.tokens if cut else 1.0)
+
+
+def scores_each(
+    trace: Trace,
+    target: Target,
+    rows: Sequence[int],
+    run: Callable[[slice], Record],
+    what: str | None = None,
+    share: float = 1.0,
+) -> VariantScores:
+    """Scores of slices of variants, variant i of image `rows[i]`; each takes this share of an image's memory."""
     size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
     return torch.cat(
         in_batches(lambda part: trace.score(of_rows(target, rows[part]), run(part)).detach(), len(rows), size, what)
@@ -69,12 +83,6 @@ def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Rec
         return lean_run(trace, images, gone_of(trace, keep))
     with Cut(trace, keep), Lean(trace, tokens=keep.shape[1]):
         return trace.run(images, since=NEVER)
-
-
-def scores(trace: Trace, target: Target, run: Callable[[slice], Record], count: int, what: str) -> Scores:
-    """Scores of slices of variants, as many at a time as memory allows."""
-    size = batch_size(trace.layout.footprint[0], trace.images.device)
-    return torch.cat(in_batches(lambda part: trace.score(target, run(part)).detach(), count, size, what))
 
 
 def lean_run(

@@ -11,12 +11,12 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.evaluation import Case, Measured
-from vitreous.hiding import pixels_of, scores_each
+from vitreous.hiding import pixels_of
 from vitreous.metrics.faithfulness.curves import Share, first, graded, least_first
 from vitreous.registry import metric
 from vitreous.trace import Trace
 from vitreous.types import Images
-from vitreous.variants import lean_run
+from vitreous.variants import lean_run, scores_each
 
 
 @metric(better="higher", cite="rong2022consistent")
