@@ -89,10 +89,10 @@ def test_the_command(run: Run, cat: Path, tmp_path: Path) -> None:
         photo = Image.open(cat)
         photo.crop((number * 10, 0, photo.width, photo.height)).save(tmp_path / f"{number}.png")
     said = run(
-        "advise", *[f"{n}.png" for n in range(5)], "-x", "gae,attention", "--metric", "token_deletion", "-o", "out"
+        "advise", *[f"{n}.png" for n in range(5)], "-x", "gae,rollout", "--metric", "token_deletion", "-o", "out"
     )
     assert said.code == 0
-    assert "token_deletion ↓" in said.out and "attention layer=11" in said.out
+    assert "token_deletion ↓" in said.out and "rollout discard=0.9" in said.out
     assert ("Use " in said.out) or ("Nothing beats random" in said.out)
     assert (tmp_path / "out" / "report.html").is_file()
     assert "does not measure faithfulness" in run("advise", "0.png", "--metric", "gini").error
