@@ -713,3 +713,15 @@ def test_metrics_as_json(run: Run) -> None:
     told = json.loads(run("metrics", "--json").out)
     assert told == json.loads(json.dumps([one.schema for one in METRICS.values()]))
     assert [one["better"] for one in json.loads(run("metrics", "gini", "--json").out)] == ["higher"]
+
+
+def test_a_metric_that_reads_no_score_needs_no_target() -> None:
+    """A backbone has no classes: sparsity needs none, deletion says what to give."""
+    model, images = zoo.model("HF DINOv3 sdpa"), zoo.images("HF DINOv3 sdpa")
+    assert model.classifier is False
+    assert vitreous.evaluate(model, images, "attention", "sparsity").value.isfinite().all()
+    masks = [np.eye(64, dtype=bool)] * len(images)
+    assert vitreous.evaluate(model, images, "rollout", "pointing_game", masks=masks).value.isfinite().all()
+    for method, metric in (("attention", "token_deletion"), ("gae", "sparsity")):
+        with pytest.raises(TargetError, match="no classifier"):
+            vitreous.evaluate(model, images, method, metric)

@@ -25,7 +25,7 @@ from vitreous.model import Model
 from vitreous.registry import METHODS, METRICS, Better, Method, Metric
 from vitreous.target import Target, fix
 from vitreous.trace import Trace
-from vitreous.types import Map, Scores
+from vitreous.types import Map, Output, Scores
 
 Again = Callable[[Trace, Target], Map]
 
@@ -150,9 +150,9 @@ def make_case(
 ) -> Case:
     """A batch with its maps; where there are none yet, the method makes them."""
     declared = method or METHODS["gradient"]  # only to know whether a target makes sense
-    fixed = fix(choose(trace, target, declared), trace.output) if target is not None or trace.classifies else None
-    if fixed is None:
-        raise no_target(trace)
+    fixed: Target = NoTarget(trace)
+    if target is not None or trace.classifies:
+        fixed = fix(choose(trace, target, declared), trace.output)
 
     def again(other: Trace, wanted: Target) -> Map:
         assert method is not None
@@ -162,6 +162,19 @@ def make_case(
         assert method is not None
         maps = again(trace, fixed)
     return Case(trace, maps.to(trace.images.device), fixed, masks, again if method is not None else None)
+
+
+@dataclass(frozen=True, eq=False)
+class NoTarget:
+    """Of a model without classes where no target is given: a metric that reads no score needs none."""
+
+    trace: Trace
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        raise no_target(self.trace)
+
+    def __str__(self) -> str:
+        return "none"
 
 
 def no_target(trace: Trace) -> TargetError:
