@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +59,10 @@ def test_masks_lie_beside_or_are_given(tmp_path: Path) -> None:
     photo(tmp_path / "masks" / "x" / "1.png")
     photo(tmp_path / "others" / "2.png")
     found = read_data(tmp_path)
-    assert told(found) == [("x/1.jpg", "x", tmp_path / "masks" / "x" / "1.png"), ("y/2.jpg", "y", None)]
+    assert told(found) == [
+        ("images/x/1.jpg", "x", tmp_path / "masks" / "x" / "1.png"),
+        ("images/y/2.jpg", "y", None),
+    ]
     assert found.masked and found.notes == ("1 of 2 pictures have no mask: y/2.jpg",)
     given = read_data(tmp_path / "images", tmp_path / "others")
     assert [sample.mask for sample in given.samples] == [None, tmp_path / "others" / "2.png"]
@@ -82,6 +89,11 @@ def test_files_by_name_or_pattern(tmp_path: Path) -> None:
     assert [sample.image for sample in read_data(f"{tmp_path}/[12].jpg").samples] == files[1:]
 
 
+def test_files_of_one_name_from_two_folders(tmp_path: Path) -> None:
+    files = [photo(tmp_path / "a" / "1.jpg"), photo(tmp_path / "b" / "1.jpg")]
+    assert [sample.name for sample in read_data(files).samples] == [str(file) for file in files]
+
+
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -91,8 +103,8 @@ def test_a_table_of_everything(tmp_path: Path) -> None:
     data = read_data(file)
     assert data.samples == (
         Sample(tmp_path / "a.jpg", "a.jpg", 3, (1.0, 2.0, 3.0, 4.5)),
-        Sample(tmp_path / "images" / "b.jpg", "b.jpg", "dog", tmp_path / "m.png"),
-        Sample(tmp_path / "images" / "b.jpg", "b", None, None),
+        Sample(tmp_path / "images" / "b.jpg", "images/b.jpg", "dog", tmp_path / "m.png"),
+        Sample(tmp_path / "images" / "b.jpg", "images/b.jpg (2)", None, None),
     )
 
 
@@ -104,10 +116,19 @@ def test_a_box_in_four_columns(tmp_path: Path) -> None:
         read_data(table(tmp_path / "t.csv", "image,x0,y0,x1,y1", "a.jpg,1,2,x,4"))
 
 
+def test_a_picture_in_several_rows(tmp_path: Path) -> None:
+    photo(tmp_path / "a.jpg"), photo(tmp_path / "b.jpg"), photo(tmp_path / "masks" / "a.png")
+    data = read_data(table(tmp_path / "t.csv", "image,label", "a.jpg,1", "b.jpg,-1", "a.jpg,2", "a.jpg,3"))
+    names = ["a.jpg", "b.jpg", "a.jpg (2)", "a.jpg (3)"]
+    mask = tmp_path / "masks" / "a.png"
+    assert told(data) == list(zip(names, [1, None, 2, 3], [mask, None, mask, mask]))
+    assert {sample.image for sample in data.samples} == {tmp_path / "a.jpg", tmp_path / "b.jpg"}
+
+
 def test_a_folder_with_its_table(tmp_path: Path) -> None:
     photo(tmp_path / "images" / "a.jpg"), photo(tmp_path / "masks" / "a.png")
     table(tmp_path / "labels.csv", "name,breed,imagenet_index", "a,tabby,281")
-    assert told(read_data(tmp_path)) == [("a", 281, tmp_path / "masks" / "a.png")]
+    assert told(read_data(tmp_path)) == [("images/a.jpg", 281, tmp_path / "masks" / "a.png")]
     assert read_data(tmp_path / "labels.csv") == read_data(tmp_path)
 
 
@@ -137,6 +158,55 @@ def test_a_part_by_order_or_by_chance(tmp_path: Path) -> None:
     assert some == data.take(sample=8, seed=1) != data.take(sample=8, seed=2)
     assert len(some) == 8 and list(some.samples) == sorted(some.samples, key=lambda s: s.name)
     assert data.take(sample=99) == data and len(data.take(limit=2, sample=8)) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- identity
+
+
+def test_a_sample_opens_its_picture(tmp_path: Path) -> None:
+    data = read_data([photo(tmp_path / "a.jpg"), tmp_path / "none.jpg"])
+    assert data.samples[0].open().image.size == (30, 20) and data.samples[0].open().name == "a.jpg"
+    with pytest.raises(InputError, match=r"none\.jpg: no such file"):
+        data.samples[1].open()
+    assert data.samples[1].stamp == "missing" and re.fullmatch(r"\d+ \d+", data.samples[0].stamp)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    photo(tmp_path / "set" / "cat" / "1.png"), photo(tmp_path / "set" / "dog" / "2.png")
+    return tmp_path / "set"
+
+
+def test_a_fingerprint_stays(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = read_data(pair)
+    assert re.fullmatch(r"[0-9a-f]{16}", data.fingerprint)
+    assert read_data(pair).fingerprint == data.fingerprint == pickle.loads(pickle.dumps(data)).fingerprint
+    assert replace(data, source="x", notes=("y",)).fingerprint == data.fingerprint
+    os.rename(pair, pair.parent / "moved")
+    monkeypatch.chdir(pair.parent)
+    assert read_data("moved").fingerprint == data.fingerprint
+
+
+def test_a_fingerprint_changes(pair: Path) -> None:
+    data = read_data(pair)
+    first, second = data.samples
+    others = [
+        replace(data, samples=(second, first)),
+        replace(data, samples=(first,)),
+        replace(data, samples=(first, replace(second, label="cow"))),
+        replace(data, samples=(first, replace(second, label=None))),
+        replace(data, samples=(replace(first, name="one"), second)),
+        replace(data, samples=(replace(first, mask=(0.0, 0.0, 1.0, 1.0)), second)),
+        replace(data, samples=(replace(first, mask=(0.0, 0.0, 1.0, 2.0)), second)),
+        replace(data, samples=(replace(first, mask=pair / "dog" / "2.png"), second)),
+    ]
+    found = {one.fingerprint for one in others}
+    assert len(found) == len(others) and data.fingerprint not in found
+    seen = (pair / "cat" / "1.png").stat()
+    os.utime(pair / "cat" / "1.png", ns=(seen.st_atime_ns, seen.st_mtime_ns + 1_000_000))
+    later = read_data(pair).fingerprint
+    (pair / "dog" / "2.png").unlink()
+    assert len({data.fingerprint, later, replace(data).fingerprint}) == 3
 
 
 # -------------------------------------------------------------------------------------------------------------- labels

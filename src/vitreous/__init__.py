@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from vitreous.registry import method as method
     from vitreous.registry import metric as metric
     from vitreous.sources import load as load
+    from vitreous.study.opened import Study as Study
+    from vitreous.study.opened import open_study as open_study
+    from vitreous.study.run import run_study as run_study
     from vitreous.target import Class as Class
     from vitreous.target import Contrast as Contrast
     from vitreous.target import Neuron as Neuron
@@ -53,6 +56,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "Model": "model",
     "Neuron": "target",
     "Score": "evaluation",
+    "Study": "study.opened",
     "Text": "target",
     "Top": "target",
     "Trace": "trace",
@@ -65,7 +69,9 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "load": "sources",
     "method": "registry",
     "metric": "registry",
+    "open_study": "study.opened",
     "run_leaderboard": "leaderboard",
+    "run_study": "study.run",
     "show_progress": "progress",
 }
 __all__ = ["__version__", *HOMES]

@@ -14,9 +14,10 @@ import numpy as np
 from torch import nn
 
 from vitreous.api import as_model
+from vitreous.board import Asked, Plan
 from vitreous.dataset import Data, read_data
 from vitreous.errors import OptionError
-from vitreous.leaderboard import CONTROLS, Asked, Leaderboard, Plan
+from vitreous.leaderboard import CONTROLS, Leaderboard
 from vitreous.model import Model
 from vitreous.registry import METHODS, METRICS, Method, Metric
 from vitreous.statistic import FEW, Summary, intervals
@@ -185,7 +186,7 @@ def conclude(board: Leaderboard, summary: Summary, options: dict[str, dict[str, 
     control = summary.methods.index(summary.control)
     (metric,) = summary.metrics
     return Advice(
-        board.model.name,
+        board.about.name,
         metric,
         summary.better[0],
         int(board.done.sum()),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitreous import pictures
 from vitreous.attribution import Attribution, Views, join
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.layout import Layout
 from vitreous.memory import batch_size, in_batches
 from vitreous.model import Model
 from vitreous.registry import METHODS, Method, Noted
@@ -119,13 +120,20 @@ def per_image(target: Any) -> bool:
 
 def refuse(trace: Trace, declared: Method) -> None:
     """Say why this method cannot work on this model, and which can."""
-    obstacle, entries = trace.layout.obstacle, trace.layout.entries
+    said = why_not(trace.layout, trace.model.name, declared)
+    if said is not None:
+        raise Unsupported(said)
+
+
+def why_not(layout: Layout, name: str, declared: Method) -> str | None:
+    """Why a method cannot work on a model, in a sentence; None: it can."""
+    obstacle, entries = layout.obstacle, layout.entries
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
-        return
+        return None
     able = [m for m in METHODS.values() if not m.attention and (entries or not m.tokens)]
     shown = [m.name for m in able if m.family != "control"] or [m.name for m in able]
     needed = "token attention" if declared.attention else "tokens that enter an attention"
-    raise Unsupported(f"{declared.name} needs {needed}; {trace.model.name} {obstacle}. Try {one_of(shown[:4])}.")
+    return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:

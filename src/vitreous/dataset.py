@@ -1,20 +1,24 @@
 """Pictures with what is known of them: their class, and where the object is.
 
 a folder of pictures · a folder of class folders · images/ and masks/ side by side · a CSV (or a folder with labels.csv)
+WebDataset tars (shards/*.tar, shard-{000..146}.tar, their folder) · a Hugging Face data set written by save_to_disk
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
-from vitreous import pictures
+from vitreous import archives, pictures
+from vitreous.archives import LABEL, Stored, read_label, some, stamp_file
 from vitreous.errors import InputError, TargetError, nearest
 from vitreous.model import Model
 from vitreous.target import find_exact, names
@@ -22,20 +26,27 @@ from vitreous.target import find_exact, names
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 TABLE = "labels.csv"
 IMAGE = ("image", "file", "filename", "path", "name")
-LABEL = ("imagenet_index", "class_index", "label", "class", "target")
 MASK = ("mask",)
 SIDES = (("left", "top", "right", "bottom"), ("x0", "y0", "x1", "y1"))
-SHOWN = 3  # examples in an error
+SAME = 0.5  # of the class names; two lists of classes that agree by so much are one, spelled in two ways
 
 
 @dataclass(frozen=True)
 class Sample:
     """One picture and what is known of it."""
 
-    image: Path
+    image: Path | Stored
     name: str
     label: int | str | None = None  # a class number, or a name that is yet to be found in the model
-    mask: Path | Box | None = None
+    mask: Path | Box | Stored | None = None
+
+    def open(self) -> pictures.Picture:
+        return pictures.read(self.image)
+
+    @property
+    def stamp(self) -> str:
+        """Cheap to tell, and another where the picture may have changed."""
+        return stamp_of(self.image)
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Data:
     source: str
     samples: tuple[Sample, ...]
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # of a data set that numbers them
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -53,6 +65,14 @@ class Data:
     def masked(self) -> bool:
         """Is it known of any picture where the object is?"""
         return any(sample.mask is not None for sample in self.samples)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Another where a picture, a name, a label, a mask or the order is; wherever the folder lies."""
+        seen = hashlib.blake2b(digest_size=8)
+        for sample in self.samples:
+            seen.update(repr((sample.name, sample.label, stamp_of(sample.mask), sample.stamp)).encode())
+        return seen.hexdigest()
 
     def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
         """The first `limit` pictures, or `sample` of them by chance; always in their order."""
@@ -67,18 +87,60 @@ def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None 
 
     `masks`: a folder with a mask for each picture, of the same name with any picture's ending.
     """
+    found = read_source(data, masks)
+    found = found if masks is None else with_masks(found, Path(masks))
+    return replace(found, samples=distinct(found.samples))
+
+
+def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | None) -> Data:
+    """What was named, by what it is."""
     if not isinstance(data, str | Path):
-        found = Data(f"{len(data)} files", plain_samples(pictures.find(*data), None))
-    elif Path(data).suffix.lower() == ".csv":
-        found = read_table(Path(data))
-    elif Path(data).is_dir():
-        found = read_folder(Path(data), masks)
-    else:
-        found = Data(str(data), plain_samples(pictures.find(data), None))
-        missing = [sample.image for sample in found.samples if not sample.image.exists()]
-        if missing:
-            raise InputError(f"{missing[0]}: no such file or folder")
-    return found if masks is None else with_masks(found, Path(masks))
+        return read_files(list(data), f"{len(data)} files")
+    if Path(data).suffix.lower() == ".csv":
+        return read_table(Path(data))
+    if Path(data).is_dir():
+        return read_folder(Path(data), masks)
+    found = read_files([data], str(data))
+    missing = next((s.image for s in found.samples if isinstance(s.image, Path) and not s.image.exists()), None)
+    if missing is not None:
+        raise InputError(f"{missing}: no such file or folder")
+    return found
+
+
+def read_files(sources: list[str | Path], source: str) -> Data:
+    """Tars or pictures."""
+    tars = archives.find_tars(sources)
+    if tars:
+        return stored(source, archives.read_tars(tars))
+    return Data(source, plain_samples(pictures.find(*sources), None))
+
+
+def stored(source: str, found: archives.Found) -> Data:
+    return Data(source, tuple(Sample(*entry) for entry in found.entries), found.notes, found.classes)
+
+
+def distinct(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """With a number behind a name that is already taken."""
+    taken = {sample.name for sample in samples}
+    if len(taken) == len(samples):
+        return samples
+    count: Counter[str] = Counter()
+    made = []
+    for sample in samples:
+        count[sample.name] += 1
+        name = sample.name
+        while count[sample.name] > 1 and name in taken:
+            name = f"{sample.name} ({count[sample.name]})"
+            count[sample.name] += name in taken
+        taken.add(name)
+        made.append(replace(sample, name=name))
+    return tuple(made)
+
+
+def stamp_of(held: Path | Box | Stored | None) -> str:
+    if isinstance(held, Stored):
+        return held.stamp
+    return stamp_file(held) if isinstance(held, Path) else str(held)
 
 
 # ------------------------------------------------------------------------------------------------------------ folders
@@ -91,7 +153,13 @@ def read_folder(root: Path, masks: str | Path | None) -> Data:
     if (root / "images").is_dir():
         found = plain_folder(root / "images", None)
         beside = root / "masks"
-        return with_masks(found, beside) if masks is None and beside.is_dir() else found
+        found = with_masks(found, beside) if masks is None and beside.is_dir() else found
+        return replace(found, samples=tuple(replace(s, name=str(Path("images", s.name))) for s in found.samples))
+    if archives.is_saved(root):
+        return stored(str(root), archives.read_saved(root))
+    tars = archives.tars_in(root)
+    if tars:
+        return stored(str(root), archives.read_tars(tars))
     return plain_folder(root, None if masks is None else Path(masks))
 
 
@@ -103,7 +171,7 @@ def plain_folder(root: Path, masks: Path | None) -> Data:
     classed = all(file.parent != root for file in files)
     samples = plain_samples(files, root)
     if classed:
-        samples = tuple(replace(s, label=s.image.relative_to(root).parts[0]) for s in samples)
+        samples = tuple(replace(s, label=Path(s.name).parts[0]) for s in samples)
     return Data(str(root), samples)
 
 
@@ -115,6 +183,11 @@ def is_below(file: Path, folder: Path) -> bool:
     return Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder))
 
 
+def below(file: Path, folder: Path) -> str:
+    """A file's path as seen from a folder, where it lies in it."""
+    return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
+
+
 def with_masks(data: Data, folder: Path) -> Data:
     """The masks of a folder, by the pictures' names."""
     if not folder.is_dir():
@@ -124,7 +197,8 @@ def with_masks(data: Data, folder: Path) -> Data:
     samples = []
     for sample in data.samples:
         stem = Path(sample.name).with_suffix("")
-        mask = known.get(stem, by_stem.get(stem.name))
+        inner = Path(*stem.parts[1:])  # below images/
+        mask = known.get(stem, known.get(inner, by_stem.get(stem.name)))
         samples.append(sample if mask is None else replace(sample, mask=mask))
     without = [sample.name for sample in samples if sample.mask is None]
     if len(without) == len(samples):
@@ -155,7 +229,8 @@ def read_table(file: Path) -> Data:
             where = places.root / row[mask].strip()
         missing += [row[image]] if path is None else []
         missing += [str(where)] if isinstance(where, Path) and not where.is_file() else []
-        samples.append(Sample(path or Path(row[image]), row[image], read_label(row[label] if label else ""), where))
+        place = path or Path(row[image])
+        samples.append(Sample(place, below(place, places.root), read_label(row[label] if label else ""), where))
     if missing:
         raise InputError(f"{file}: {len(missing)} of its files are not there: {some(missing)}")
     found = Data(str(file), tuple(samples))
@@ -201,11 +276,6 @@ def read_box(row: dict[str, str], sides: list[str], box: str | None, where: str)
     return left, top, right, bottom
 
 
-def read_label(text: str) -> int | str | None:
-    text = text.strip()
-    return (int(text) if re.fullmatch(r"\d+", text) else text) if text else None
-
-
 class Places:
     """Where a table's pictures may lie: as written, without their ending, beside it or in images/."""
 
@@ -242,7 +312,8 @@ def match_labels(data: Data, model: Model) -> Data:
         return data
     if model.outputs is None:
         _ = model.layout  # the probe runs the model once
-    found = {label: class_number(label, model) for label in given}
+    own = own_numbers(data, model)
+    found = {label: own[label] if label in own else class_number(label, model) for label in given}
     unknown = [str(label) for label, number in found.items() if number is None]
     if len(unknown) == len(found):
         said = f"the labels of {data.source} are no classes of {model.name} ({some(unknown)}), so they are not used"
@@ -256,6 +327,14 @@ def match_labels(data: Data, model: Model) -> Data:
         )
     samples = tuple(s if s.label is None else replace(s, label=found[s.label]) for s in data.samples)
     return replace(data, samples=samples)
+
+
+def own_numbers(data: Data, model: Model) -> dict[int | str, int]:
+    """The data set's own class numbers by name, where the model's are the same although some names are not (crane2)."""
+    if len(data.classes) != model.outputs:
+        return {}
+    alike = sum(names(name)[0] in names(model.labels.get(i, "")) for i, name in enumerate(data.classes))
+    return {name: i for i, name in enumerate(data.classes)} if alike > SAME * len(data.classes) else {}
 
 
 def class_number(label: int | str, model: Model) -> int | None:
@@ -282,7 +361,3 @@ def wordnet() -> dict[str, tuple[int, str]]:
 
     info = ImageNetInfo()
     return {name: (index, names(info.index_to_description(index))[0]) for index, name in enumerate(info.label_names())}
-
-
-def some(words: Sequence[str]) -> str:
-    return ", ".join(words[:SHOWN]) + (" …" if len(words) > SHOWN else "")

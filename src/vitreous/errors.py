@@ -66,3 +66,9 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     """Another library's message, folded to one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def explained(error: BaseException) -> str:
+    """On one line; what is not ours says its kind."""
+    said = one_line(error)
+    return said if isinstance(error, VitreousError) else f"{type(error).__name__}: {said}"

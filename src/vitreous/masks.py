@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ TAKES = "give a file, an array [Y, X] or a box (left, top, right, bottom)"
 
 def list_masks(given: Any, count: int) -> list[Any]:
     """One for each image, however they were written; None: the image has none."""
-    one = isinstance(given, str | Path | Image.Image) or is_box(given)
+    one = isinstance(given, str | Path | Image.Image | pictures.Stored) or is_box(given)
     if isinstance(given, Tensor | np.ndarray):
         one |= given.ndim == 2 and tuple(given.shape) != (count, 4)
     if not one and not isinstance(given, Sequence | Tensor | np.ndarray):
@@ -119,16 +120,18 @@ def draw_box(given: Any, seen: tuple[int, int], number: int) -> Drawn:
 
 def open_mask(given: Any, number: int) -> Drawn:
     """True where the object is."""
-    if not isinstance(given, str | Path | Image.Image):
+    if not isinstance(given, str | Path | Image.Image | pictures.Stored):
         return from_array(given, number)
     name = f"mask {number}" if isinstance(given, Image.Image) else given
     try:
         if isinstance(given, Image.Image):
             return from_picture(given)
-        with Image.open(given) as opened:
+        with Image.open(io.BytesIO(given.read_bytes()) if isinstance(given, pictures.Stored) else given) as opened:
             return from_picture(opened)
     except FileNotFoundError:
         raise InputError(f"{name}: no such mask") from None
+    except InputError:
+        raise
     except Exception as error:  # Pillow's readers raise all sorts
         raise InputError(f"{name}: cannot be read as a mask ({one_line(error, 100)})") from None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +33,28 @@ class Picture:
     note: str | None = None  # what was done to it, where a user may wonder
 
 
+class Stored(ABC):
+    """A picture within something larger, such as a tar; its text says where."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def stamp(self) -> str:
+        """Cheap to tell, and another where the picture may have changed."""
+
+    @abstractmethod
+    def read_bytes(self) -> bytes: ...
+
+
 def read(source: Any, number: int = 0) -> Picture:
     """Open a path, or take a PIL image or a uint8 array [Y X], [Y X 1], [Y X 3], [Y X 4] or [3 Y X]."""
     if isinstance(source, Picture):
         return source
     if isinstance(source, str | Path):
         return open_file(Path(source))
+    if isinstance(source, Stored):
+        return open_stored(source)
     name = f"image {number}"
     if isinstance(source, Image.Image):
         name = Path(getattr(source, "filename", "") or name).name
@@ -71,39 +90,59 @@ def as_array(source: Any) -> np.ndarray | None:
 
 def open_file(path: Path) -> Picture:
     """One picture file; every way in which it can be bad ends in one line."""
-    try:
+    with one_error(path):
         if path.is_dir():
             raise InputError(f"{path}: is a folder; give its pictures, e.g. vitreous.pictures.find({str(path)!r})")
         if path.stat().st_size == 0 and path.is_file():
             raise InputError(f"{path}: the file is empty")
         if not path.is_file():
             raise InputError(f"{path}: is not a file")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path) as image:
-                note = remark(image, path)
-                return Picture(upright(image, str(path)), path.name, note)
+        return decode(path, path, path.name)
+
+
+def open_stored(stored: Stored) -> Picture:
+    """One picture of a tar or a table, with the errors of a file."""
+    with one_error(stored):
+        held = stored.read_bytes()
+        if not held:
+            raise InputError(f"{stored}: the file is empty")
+        return decode(io.BytesIO(held), stored, Path(str(stored)).name)
+
+
+def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str) -> Picture:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(opened) as image:
+            note = remark(image, where)
+            return Picture(upright(image, str(where)), name, note)
+
+
+@contextmanager
+def one_error(where: Path | Stored) -> Iterator[None]:
+    """Whatever goes wrong with a picture, in one line."""
+    try:
+        yield
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        raise InputError(f"{where}: no such file") from None
     except PermissionError:
-        raise InputError(f"{path}: may not be read (permission denied)") from None
+        raise InputError(f"{where}: may not be read (permission denied)") from None
     except UnidentifiedImageError:
-        raise InputError(f"{path}: is not a picture that Pillow can read") from None
+        raise InputError(f"{where}: is not a picture that Pillow can read") from None
     except Image.DecompressionBombError as error:
-        raise InputError(f"{path}: is too large to open safely ({one_line(error)}); shrink it first") from None
+        raise InputError(f"{where}: is too large to open safely ({one_line(error)}); shrink it first") from None
     except Exception as error:  # Pillow's readers raise all sorts
-        raise InputError(f"{path}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
+        raise InputError(f"{where}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
 
 
-def remark(image: Image.Image, path: Path) -> str | None:
+def remark(image: Image.Image, where: Path | Stored) -> str | None:
     """What a user may wonder about in the result."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a phone's JPEG with a preview behind it
-        return f"{path}: has {frames} frames, the first is explained"
+        return f"{where}: has {frames} frames, the first is explained"
     if image.mode in ("I", "F"):
-        return f"{path}: its 32-bit values are brought to 0…255"
+        return f"{where}: its 32-bit values are brought to 0…255"
     return None
 
 
@@ -189,7 +228,7 @@ def match(pattern: Path) -> list[Path]:
 
 def as_list(images: Any) -> Sequence[Any]:
     """One picture or several, as a list."""
-    if isinstance(images, str | Path | Image.Image | Picture):
+    if isinstance(images, str | Path | Image.Image | Picture | Stored):
         return [images]
     if hasattr(images, "detach") or isinstance(images, np.ndarray):
         array = as_array(images)

@@ -60,6 +60,26 @@ def steps(items: Iterable[T], total: int, what: str | None, size: Callable[[T], 
         listener.end(task)
 
 
+@contextmanager
+def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many more are done, for work that is no plain loop."""
+    listener = _listener.get()
+    if listener is None:
+        yield lambda more: None
+        return
+    task, done = listener.begin(what, total), 0
+
+    def add(more: int) -> None:
+        nonlocal done
+        done += more
+        listener.move(task, done)
+
+    try:
+        yield add
+    finally:
+        listener.end(task)
+
+
 class Bars:
     """Bars on the terminal with the time left, for whatever takes longer than two seconds."""
 
@@ -100,9 +120,14 @@ def show_progress(shown: bool | None = None) -> Iterator[None]:
         yield
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text("" if not task.speed else f"{task.speed:.3g}/s", style="dim")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
     try:
         with listening(Bars(progress)):

@@ -83,7 +83,7 @@ def show(board: Leaderboard, summary: Summary) -> None:
 
     console = Console(highlight=False)
     done = int(board.done.sum())
-    console.print(Text(f"{board.model.name}, {done} image{'' if done == 1 else 's'} of {board.data.source}\n"))
+    console.print(Text(f"{board.about.name}, {done} image{'' if done == 1 else 's'} of {board.data.source}\n"))
     across = max(1, (console.width - NAME) // (CELL + 2))
     for start in range(0, len(summary.metrics), across):
         console.print(values_table(summary, range(len(summary.metrics))[start : start + across]))

@@ -21,12 +21,25 @@ from vitreous.cli.arguments import (
 )
 from vitreous.cli.concept import app as concept_app
 from vitreous.cli.probe import app as probe_app
+from vitreous.cli.study import app as study_app
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
 
 INTERRUPTED = 130
 OUT = Path("vitreous-out")
-COMMANDS = ("advise", "cass", "concept", "evaluate", "explain", "methods", "metrics", "models", "probe")
+COMMANDS = (
+    "advise",
+    "cass",
+    "concept",
+    "evaluate",
+    "explain",
+    "methods",
+    "metrics",
+    "models",
+    "probe",
+    "report",
+    "study",
+)
 
 app = typer.Typer(
     name="vitreous",
@@ -36,6 +49,7 @@ app = typer.Typer(
 )
 app.add_typer(concept_app, name="concept")
 app.add_typer(probe_app, name="probe")
+app.add_typer(study_app, name="study")
 
 
 def version(asked: bool | None) -> None:
@@ -236,6 +250,20 @@ def cass(
             out=out,
             as_json=as_json,
         )
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="A study's folder, or the --out it was written to.", metavar="STUDY")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the page and the figures; default: the study's own.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a study tells, and write it as a page with figures."""
+    from vitreous.cli import report as command
+
+    command.run(path, out, as_json)
 
 
 @app.command()

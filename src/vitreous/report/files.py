@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.attribution import plain
-from vitreous.concept import fingerprint
 from vitreous.files import write_whole
 from vitreous.statistic import LEVEL, TIMES, Summary
 from vitreous.version import VERSION
@@ -22,7 +21,7 @@ from vitreous.version import VERSION
 if TYPE_CHECKING:
     import pyarrow
 
-    from vitreous.leaderboard import Leaderboard
+    from vitreous.board import Board
 
 PARTIAL = "leaderboard.partial.csv"
 OF_METHODS = ("mean_rank", "seconds", "forwards", "verdict")  # columns that are the same for every metric
@@ -33,7 +32,7 @@ FIELDS = ("image", "label", "target", "method", "metric", "value", "seconds", "n
 class Log:
     """Rows on disk while a run goes on: what was finished is there whatever happens."""
 
-    def __init__(self, board: Leaderboard, folder: Path) -> None:
+    def __init__(self, board: Board, folder: Path) -> None:
         self.board, self.path = board, folder / PARTIAL
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(csv_text([], FIELDS), encoding="utf-8")
@@ -47,7 +46,7 @@ class Log:
         self.written |= new
 
 
-def write_all(board: Leaderboard, folder: Path) -> list[Path]:
+def write_all(board: Board, folder: Path) -> list[Path]:
     """Each file whole or not at all; the page last, for it is the one people look at."""
     from vitreous.report.leaderboard import page
 
@@ -84,7 +83,7 @@ def parquet(table: pyarrow.Table) -> bytes:
     return buffer.getvalue()
 
 
-def rows_table(board: Leaderboard) -> pyarrow.Table:
+def rows_table(board: Board) -> pyarrow.Table:
     """One row for each image, method and metric."""
     import pyarrow as pa
 
@@ -98,7 +97,7 @@ def rows_table(board: Leaderboard) -> pyarrow.Table:
     return pa.table({name: pa.array(columns[name], schema.field(name).type) for name in FIELDS}, schema)
 
 
-def curves_table(board: Leaderboard) -> pyarrow.Table:
+def curves_table(board: Board) -> pyarrow.Table:
     """The mean curve of every method and metric, point by point."""
     import pyarrow as pa
 
@@ -113,7 +112,7 @@ def curves_table(board: Leaderboard) -> pyarrow.Table:
     return pa.table({name: pa.array(column, kind) for name, column, kind in zip(names, columns, kinds)})
 
 
-def summary_rows(board: Leaderboard, summary: Summary) -> list[dict[str, Any]]:
+def summary_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
     """One for each method and metric, best mean rank first."""
     return [
         {
@@ -135,7 +134,7 @@ def summary_rows(board: Leaderboard, summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def method_rows(board: Leaderboard, summary: Summary) -> list[dict[str, Any]]:
+def method_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
     """One for each method, best mean rank first."""
     costs = board.costs()
     return [
@@ -151,16 +150,16 @@ def method_rows(board: Leaderboard, summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def told(board: Leaderboard, summary: Summary) -> dict[str, Any]:
+def told(board: Board, summary: Summary) -> dict[str, Any]:
     """Everything needed to run it again, and what came out, as JSON."""
-    model, plan = board.model, board.plan
+    about, plan = board.about, board.plan
     return {
         "model": {
-            "name": model.name,
-            "fingerprint": fingerprint(model),
-            "device": str(model.device),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "image_size": list(model.size),
+            "name": about.name,
+            "fingerprint": about.fingerprint,
+            "device": about.device,
+            "dtype": about.dtype,
+            "image_size": list(about.size),
             "accuracy": board.accuracy,
         },
         "data": {

@@ -2,55 +2,47 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import json
-import re
 from collections.abc import Iterable
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib import rc_context
-from PIL import Image
 
 from vitreous.attribution import plain
-from vitreous.plot.colour import LINE_CONTROL, LINES, is_control, is_level, limits, line_colour
+from vitreous.plot.colour import is_control, is_level, limits, line_colour
 from vitreous.plot.curves import Curve, curves_figure
 from vitreous.plot.overlay import overlay
 from vitreous.plot.panel import changed_options
-from vitreous.plot.sheet import BAR, GREY, INK, PALE, compact
+from vitreous.plot.sheet import compact
+from vitreous.report.page import data_uri, inline_svg, shade, shell, text
 from vitreous.statistic import FEW, LEVEL, Summary
 from vitreous.version import VERSION
 
 if TYPE_CHECKING:
     from vitreous.attribution import Attribution
-    from vitreous.leaderboard import Example, Leaderboard
+    from vitreous.board import Board, Example
 
 WIDE, HIGH = 96, 18  # pixels of an interval
 SIGNS = {1: ("▲", "better", "better than random"), -1: ("▼", "worse", "worse than random"), 0: ("", "unclear", "")}
 THUMB = 264  # pixels of an example: twice what is seen
 SHARE = "share of the patches"
-text = html.escape
 
 
-def page(board: Leaderboard, summary: Summary) -> str:
+def page(board: Board, summary: Summary) -> str:
     """The whole page; it asks nothing of the network."""
-    style = (files("vitreous.report") / "style.css").read_text(encoding="utf-8")
+    foot = f"<footer>vitreous {VERSION}</footer>"
+    return shell(f"{board.about.name}: which method to believe", f"{body(board, summary)}\n{making(board)}\n{foot}")
+
+
+def body(board: Board, summary: Summary) -> str:
+    """Everything but how it was made."""
     parts = (head(board, summary), table(board, summary), curves(board), examples(board, summary), troubles(board))
-    body = "\n".join(part for part in (*parts, making(board, summary)) if part)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(board.model.name)}: which method to believe</title>\n<style>\n{style}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return "\n".join(part for part in parts if part)
 
 
-def head(board: Leaderboard, summary: Summary) -> str:
+def head(board: Board, summary: Summary) -> str:
     done = int(board.done.sum())
-    told = [board.model.name, board.data.source, f"{done} image{'' if done == 1 else 's'}"]
+    told = [board.about.name, board.data.source, f"{done} image{'' if done == 1 else 's'}"]
     if board.accuracy is not None:
         told.append(f"the model is right on {board.accuracy:.0%} of the labelled ones")
     warned = "".join(f'<p class="warn">{text(note)}</p>' for note in board.notes())
@@ -81,7 +73,7 @@ def conclusion(summary: Summary) -> str:
 # ---------------------------------------------------------------------------------------------------------- the table
 
 
-def table(board: Leaderboard, summary: Summary) -> str:
+def table(board: Board, summary: Summary) -> str:
     """Methods by mean rank; every metric with its interval drawn on the metric's own scale."""
     aside = [metric for metric, judged in zip(summary.metrics, summary.judged) if not judged]
     note = (
@@ -101,7 +93,7 @@ def table(board: Leaderboard, summary: Summary) -> str:
     )
 
 
-def metric_head(board: Leaderboard, summary: Summary, k: int) -> str:
+def metric_head(board: Board, summary: Summary, k: int) -> str:
     metric = board.plan.metrics[summary.metrics[k]]
     return (
         f'<th scope=col title="{text(metric.declared.summary)}">{text(summary.metrics[k])}'
@@ -109,7 +101,7 @@ def metric_head(board: Leaderboard, summary: Summary, k: int) -> str:
     )
 
 
-def row(board: Leaderboard, summary: Summary, m: int) -> str:
+def row(board: Board, summary: Summary, m: int) -> str:
     name = summary.methods[m]
     cost = board.costs().get(name)
     rank = summary.mean_rank[m]
@@ -173,15 +165,10 @@ def bar(summary: Summary, m: int, k: int) -> str:
     return f'<svg width="{WIDE}" height="{HIGH}" viewBox="0 0 {WIDE} {HIGH}" aria-hidden="true">{"".join(drawn)}</svg>'
 
 
-def shade(colour: str) -> str:
-    """A line's colour in either theme."""
-    return f"var(--c{colour.lower().removeprefix('#')})"
-
-
 # ----------------------------------------------------------------------------------------------- curves and examples
 
 
-def curves(board: Leaderboard) -> str:
+def curves(board: Board) -> str:
     drawn = []
     for metric, asked in board.plan.metrics.items():
         kept = {name: board.curves[name, metric] for name in board.methods if (name, metric) in board.curves}
@@ -192,7 +179,7 @@ def curves(board: Leaderboard) -> str:
             better = asked.declared.direction(asked.values)
             figure = curves_figure(shown, metric, better=better, across=across, up="mean of all images")
             caption = f"<figcaption>{text(asked.declared.summary)}</figcaption>"
-            drawn.append(f"<figure>{inline_svg(figure, metric)}{caption}</figure>")
+            drawn.append(f"<figure>{inline_svg(figure, f'curves of {metric}')}{caption}</figure>")
     note = f"Lines are means over images, bands their {LEVEL:.0%} intervals; controls are grey."
     inside = "\n".join(drawn)
     return (
@@ -202,23 +189,7 @@ def curves(board: Leaderboard) -> str:
     )
 
 
-def inline_svg(figure: object, name: str) -> str:
-    """A figure as part of the page: real letters, the page's colours, nothing that points outside."""
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})  # type: ignore[attr-defined]
-    drawn = buffer.getvalue()
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
-    drawn = re.sub(r' (width|height)="[\d.]+pt"', "", drawn, count=2)
-    named = {INK: "--ink", GREY: "--grey", PALE: "--pale", BAR: "--bar"}
-    for colour in (*LINES, LINE_CONTROL):
-        drawn = drawn.replace(colour.lower(), shade(colour))
-    for colour, variable in named.items():
-        drawn = drawn.replace(colour.lower(), f"var({variable})")
-    return drawn.replace("<svg", f'<svg role="img" aria-label="curves of {text(name)}"', 1)
-
-
-def examples(board: Leaderboard, summary: Summary) -> str:
+def examples(board: Board, summary: Summary) -> str:
     """A few images × methods, in the order of the table."""
     shown = [board.examples[n] for n in sorted(board.examples) if board.examples[n].maps]
     names = [summary.methods[m] for m in summary.order]
@@ -265,18 +236,7 @@ def in_words(attribution: Attribution) -> str:
     return f"highest at the {where}: {compact(float(map[y, x]))}"
 
 
-def data_uri(picture: Image.Image) -> str:
-    buffer = io.BytesIO()
-    scale = min(1.0, THUMB / max(picture.size))
-    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    picture.resize(size).save(buffer, "WEBP", quality=82)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-# -------------------------------------------------------------------------------------------------------- the rest
-
-
-def troubles(board: Leaderboard) -> str:
+def troubles(board: Board) -> str:
     failed = board.failures()
     if not failed:
         return ""
@@ -284,11 +244,11 @@ def troubles(board: Leaderboard) -> str:
     return f"<section><h2>What could not be measured</h2>\n<ul>{listed}</ul></section>"
 
 
-def making(board: Leaderboard, summary: Summary) -> str:
+def making(board: Board) -> str:
     """Every setting, and the words of the verdicts."""
-    model, plan = board.model, board.plan
+    about, plan = board.about, board.plan
     lines = [
-        f"model    {model.name} on {model.device}, {model.size[0]}×{model.size[1]}",
+        f"model    {about.name} on {about.device}, {about.size[0]}×{about.size[1]}",
         f"data     {board.data.source}: {len(board.data)} pictures, {int(board.done.sum())} measured",
         f"target   {plan.target if plan.target is not None else 'the label where it is known, else top-1'}",
         f"seed     {plan.seed}",
@@ -298,5 +258,5 @@ def making(board: Leaderboard, summary: Summary) -> str:
     return (
         f"<section><h2>How it was made</h2>\n<pre>{text(chr(10).join(lines))}</pre>\n"
         "<p class=quiet>leaderboard.parquet: every value; leaderboard.csv: the table; leaderboard.json: all settings; "
-        f"curves.parquet: the mean curves.</p></section>\n<footer>vitreous {VERSION}</footer>"
+        "curves.parquet: the mean curves.</p></section>"
     )

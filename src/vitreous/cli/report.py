@@ -1,0 +1,75 @@
+"""`vitreous report`: a study in; what it tells on the terminal, a page and figures out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from vitreous.report.study import as_json, write_report
+from vitreous.study.findings import Findings, Table
+from vitreous.study.opened import Study, open_study
+
+SENTENCES = 12  # of each model, on the terminal
+FAILURES = 10
+
+
+def run(path: Path, out: Path | None, quiet: bool) -> None:
+    raise typer.Exit(tell(open_study(path), out, quiet))
+
+
+def tell(study: Study, out: Path | None, quiet: bool) -> int:
+    """Write the report and say what is in it; 2: nothing could be computed."""
+    found = study.findings()
+    files = write_report(study, out, found)
+    counts = study.counts()
+    done = sum(good for good, _ in counts.values())
+    if quiet:
+        told = {**as_json(study, found), "folder": str(study.folder), "report": str(files[-1])}
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        show(study, found)
+        typer.echo(f"report: {files[-1]}")
+    failed = study.failed()
+    for image, reason in list(failed.items())[:FAILURES]:
+        said = reason if image in reason else f"{image}: {reason}"
+        typer.secho(f"failed: {said}", err=True, fg="yellow")
+    if len(failed) > FAILURES:
+        typer.secho(f"failed: {len(failed) - FAILURES} more, see the report", err=True, fg="yellow")
+    return 0 if done else 2
+
+
+def show(study: Study, found: dict[str, Findings]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    failed = len(study.failed())
+    state = "" if study.finished else f", not finished: {len(study.numbers)} of {len(study.mine)} shards"
+    typer.echo(
+        f"{study.kind.name}: {study.images} images of {study.manifest['source']}"
+        f"{f', {failed} failed' if failed else ''}{state}\n"
+    )
+    for model, one in found.items():
+        typer.secho(f"{model}: {one.lead}" if one.lead else model, bold=True)
+        for said in one.told[:SENTENCES]:
+            typer.echo(f"  {said}")
+        if len(one.told) > SENTENCES:
+            typer.echo(f"  … and {len(one.told) - SENTENCES} more in the report")
+        for table in one.tables:
+            typer.echo("")
+            console.print(drawn(table))
+        typer.echo("")
+
+
+def drawn(table: Table) -> Any:
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    made = Drawn(box=None, pad_edge=False, header_style="dim", title=table.title, title_justify="left", title_style="")
+    for i, head in enumerate(table.head):
+        made.add_column(Text(head), justify="left" if i == 0 else "right")
+    for row in table.rows:
+        made.add_row(*(Text(cell) for cell in row))
+    return made

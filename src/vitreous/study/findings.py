@@ -1,0 +1,41 @@
+"""What a study tells: a sentence that leads, more of them, tables and charts; read by the terminal and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """A figure, drawn when it is wanted; saved under its name as PNG and SVG."""
+
+    name: str  # of the files: similarity-by-layer
+    title: str
+    about: str  # what is seen, in a sentence or two
+    draw: Callable[[], Figure]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of words and numbers, already spelled; the first column names the row."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    about: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """Everything that can be said about the rows of a study."""
+
+    lead: str
+    told: Sequence[str] = ()  # one statement each, with its statistics
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    numbers: dict[str, Any] = field(default_factory=dict)  # the same for programs, as JSON can hold it

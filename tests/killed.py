@@ -1,0 +1,66 @@
+"""Run as a program: kill a study with SIGKILL at random moments, let it finish, and run another in peace."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+import zoo
+
+from vitreous import Model, open_study, run_study
+from vitreous.preprocess import IMAGENET, default
+
+KILLS, ROUNDS = 8, 6
+SHARDS = 10
+
+
+def go(album: Path, out: Path, model: Model) -> None:
+    run_study("cass", album, model, out, options={"cass": {"samples": 24}}, shard=1, batch=1, workers=1)
+
+
+def stored(out: Path) -> int:
+    return len(open_study(out).numbers) if (out / "latest.json").exists() else 0
+
+
+def kill_once(seconds: float, album: Path, out: Path, model: Model) -> bool:
+    """Begin in a child and kill it after a while; was it still at work?"""
+    child = os.fork()
+    if child == 0:
+        go(album, out, model)
+        os._exit(0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return False
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def main(album: Path, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    go(album, folder / "peace", model)
+    begun = time.monotonic()
+    go(album, folder / "again", model)
+    whole, chance, kills, between = time.monotonic() - begun, random.Random(), 0, 0
+    for number in range(ROUNDS):
+        out = folder / f"killed{number}"
+        while kills < KILLS and stored(out) < SHARDS:
+            kills += kill_once(chance.uniform(0.1, 0.6) * whole, album, out, model)
+            between += 0 < stored(out) < SHARDS
+        go(album, out, model)
+    sys.stdout.write(json.dumps({"kills": kills, "between": between, "rounds": ROUNDS}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
