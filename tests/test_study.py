@@ -428,8 +428,19 @@ def test_only_what_is_missing_is_computed(
 
 def test_two_runs_do_not_work_on_one_study(small: Model, album: Path, tmp_path: Path) -> None:
     study = run_study("maps", album, small, tmp_path, methods="attention")
-    with study.store.locked(), pytest.raises(InputError, match="another run is working on this study"):
+    ready, release = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with study.store.locked():
+            os.write(ready[1], b"x")
+            os.read(release[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    with pytest.raises(InputError, match="another run is working on this study"):
         run_study("maps", album, small, tmp_path, methods="attention")
+    os.write(release[1], b"x")
+    os.waitpid(child, 0)
+    assert run_study("maps", album, small, tmp_path, methods="attention").finished
 
 
 def test_a_stop_keeps_what_is_finished(
@@ -524,11 +535,18 @@ def test_shards_grow_with_the_data() -> None:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-def test_readers_give_the_same_in_processes_and_threads(small: Model, album: Path) -> None:
+def test_readers_give_the_same_in_processes_and_threads(
+    small: Model, album: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = dict(enumerate(read_data(album).samples))
     reader = Reader(samples, small.preprocess, frozenset({1}))
     groups = [[0, 1, 2], [3, 4], [5], [6, 7, 8, 9]]
+    monkeypatch.setattr(batches, "has_room", lambda *_: False)
+    piped = list(in_processes(reader, groups, 2))
+    monkeypatch.undo()
+    assert all(isinstance(b.images, np.ndarray) for loaded in piped for b in loaded.batches)
     for made in (
+        piped,
         list(in_processes(reader, groups, 2)),
         list(in_threads(reader, groups, 2)),
         [reader[g] for g in groups],
@@ -562,6 +580,17 @@ def test_dead_readers_are_replaced(small: Model, album: Path, monkeypatch: pytes
     monkeypatch.setattr(batches, "REVIVALS", 1)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         list(in_processes(Doomed(samples, small.preprocess), groups, 1))
+
+
+def test_shared_memory_is_used_where_there_is_room(small: Model, album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader({}, small.preprocess)
+    need = 2 * 8 * 12 * 64 * 64 * 3 * 2
+    for free, room in ((need + 1, True), (need, False)):
+        monkeypatch.setattr(batches.shutil, "disk_usage", lambda _, free=free: type("", (), {"free": free}))
+        assert batches.has_room(reader, 8, 2) == room
+    monkeypatch.undo()
+    monkeypatch.setattr(batches, "SHARED", "/nowhere")
+    assert not batches.has_room(reader, 8, 2)
 
 
 def test_a_preprocessing_that_raises_fails_its_picture(small: Model, album: Path) -> None:

@@ -20,7 +20,7 @@ from vitreous.target import Target, Top, classes, fix, no_classifier, parse
 from vitreous.target import listed as parse_list
 from vitreous.trace import Trace
 
-BATCH = {"cpu": 16, "cuda": 64}  # images at a time, where memory allows
+BATCH = {"cpu": 16, "cuda": 256}  # images at a time, where memory allows
 
 
 def explain(

@@ -8,19 +8,23 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import signal
 import sys
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 
 from vitreous.dataset import Sample
 from vitreous.errors import InputError, one_line
@@ -31,6 +35,7 @@ PHOTO = 224  # pixels of an example's longer side
 QUALITY = 90
 AHEAD = 2  # batches that each reader prepares before they are asked for
 PARENT_DIED = 1  # Linux: PR_SET_PDEATHSIG
+SHARED = "/dev/shm"  # where Linux keeps shared memory
 REVIVALS = 3  # times that dead readers are replaced
 
 
@@ -39,7 +44,7 @@ class Batch:
     """Pictures of one size, and where the object is in each."""
 
     numbers: list[int]
-    images: Float[np.ndarray, "B 3 Y X"]
+    images: Float[Tensor, "B 3 Y X"] | Float[np.ndarray, "B 3 Y X"]  # an array comes through a pipe
     masks: list[Mask | None]
 
     def __len__(self) -> int:
@@ -67,14 +72,15 @@ class Reader:
     preprocess: Preprocess
     shown: frozenset[int] = frozenset()
     masked: bool = False  # are masks wanted?
+    piped: bool = False  # is there too little shared memory to hand images over in?
 
     def __getitem__(self, numbers: list[int]) -> Loaded:
         found = Loaded()
-        sizes: dict[tuple[int, ...], list[tuple[int, np.ndarray, Mask | None]]] = defaultdict(list)
+        sizes: dict[tuple[int, ...], list[tuple[int, Tensor, Mask | None]]] = defaultdict(list)
         for number in numbers:
             try:
                 image, mask = self._one(number, found)
-                sizes[image.shape].append((number, image, mask))
+                sizes[tuple(image.shape)].append((number, image, mask))
             except InputError as error:
                 found.failed[number] = str(error)
             except Exception as error:  # a preprocessing of the user's own may raise anything
@@ -82,17 +88,18 @@ class Reader:
                 found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
         for same in sizes.values():
             names, images, masks = zip(*same)
-            found.batches.append(Batch(list(names), np.stack(images), list(masks)))
+            stacked = torch.stack(images)
+            found.batches.append(Batch(list(names), stacked.numpy() if self.piped else stacked, list(masks)))
         return found
 
-    def _one(self, number: int, found: Loaded) -> tuple[np.ndarray, Mask | None]:
+    def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
         sample = self.samples[number]
         picture = sample.open()
-        image = self.preprocess(picture.image).numpy()  # [3 Y X]
+        image = self.preprocess(picture.image)  # [3 Y X]
         mask = None
         if self.masked:
             try:
-                mask = read_mask(sample.mask, picture, self.preprocess, image.shape[1:])
+                mask = read_mask(sample.mask, picture, self.preprocess, (image.shape[1], image.shape[2]))
                 if mask is not None and not mask.any():
                     raise InputError("it marks nothing that the model sees")
             except InputError as error:
@@ -120,23 +127,32 @@ def from_jpeg(photo: bytes) -> Image.Image:
 
 
 def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:
-    """Each group's pictures, in order, read ahead by worker processes; dead workers are replaced.
-
-    Arrays come through pipes: the shared memory of containers is often too small for batches of images.
-    """
+    """Each group's pictures, in order, read ahead by worker processes; dead workers are replaced."""
     if workers < 1 or not can_fork_or_pickle(reader):
         yield from in_threads(reader, groups, max(1, workers))
         return
+    reader = replace(reader, piped=not has_room(reader, max(map(len, groups)), workers))
     done, revivals = 0, 0
     while done < len(groups):
         try:
             for loaded in start(reader, groups[done:], workers):
                 yield loaded
                 done += 1
-        except RuntimeError as error:
-            if "exited unexpectedly" not in str(error) or revivals == REVIVALS:
+        except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
+            died = "exited unexpectedly" in str(error) or not isinstance(error, RuntimeError)  # … with what it had made
+            if not died or revivals == REVIVALS:
                 raise
             revivals += 1
+
+
+def has_room(reader: Reader, batch: int, workers: int) -> bool:
+    """Is there shared memory for all batches on their way? That of a container is often tiny."""
+    y, x = reader.preprocess.size
+    try:
+        free = shutil.disk_usage(SHARED).free
+    except OSError:
+        return False
+    return free > 2 * batch * 12 * y * x * (AHEAD + 1) * workers
 
 
 def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:
@@ -148,7 +164,7 @@ def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator
         sampler=groups,  # each item is a list of numbers
         num_workers=min(workers, len(groups)),
         prefetch_factor=AHEAD,
-        worker_init_fn=obey,
+        worker_init_fn=partial(obey, os.getpid()),
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     with warnings.catch_warnings():  # newer Pythons warn of forks beside threads; the children only read pictures
@@ -156,13 +172,15 @@ def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator
         return iter(loader)
 
 
-def obey(worker: int) -> None:
+def obey(parent: int, worker: int) -> None:
     """Ctrl-C is for the main process, which then stops its workers; and when it is killed, they die with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that was said
+            os._exit(1)
 
 
 def can_fork_or_pickle(reader: Reader) -> bool:
@@ -199,4 +217,4 @@ def drained(
 def usual_workers(device: str) -> int:
     """A CPU needs its cores for the model; a GPU waits for pictures."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(16, cores) if device == "cuda" else max(1, min(4, cores // 4))
+    return max(1, min(16, cores - 2)) if device == "cuda" else max(1, min(4, cores // 4))

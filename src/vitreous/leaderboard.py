@@ -265,7 +265,7 @@ class Leaderboard(Board):
                 after(batch.numbers)
 
     def _scene(self, batch: Batch, loaded: Loaded) -> Scene:
-        trace = Trace(self.model, torch.from_numpy(batch.images))
+        trace = Trace(self.model, torch.as_tensor(batch.images))
         trace.record(whole=True)
         target = self._target(trace, batch.numbers)
         timed = len(self.forwards) < TIMED

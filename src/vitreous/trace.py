@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous.attention import Attention, same, widen
@@ -320,15 +320,17 @@ class Trace:
     # ----------------------------------------------------------------------------------------------------- chance
 
     def generators(self, seed: int) -> list[torch.Generator]:
-        """One random stream per image: it depends on the image and the seed, not on batch, device or precision."""
+        """One random stream per image."""
+        return [torch.Generator().manual_seed(key) for key in self.keys(seed).tolist()]
+
+    def keys(self, seed: int) -> Int[Tensor, "B"]:
+        """A number for each image: it depends on the image and the seed, not on batch, device or precision."""
         coarse = (
             self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
         )  # the same for every precision
         odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
         marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
-        return [
-            torch.Generator().manual_seed((mark ^ (seed * 0xC2B2AE35)) % 2**63) for mark in torch.stack(marks).tolist()
-        ]
+        return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
 
 
 def placed(tokens: Tensor, start: int, h: int, w: int) -> Float[Tensor, "B h w D"]:

@@ -82,8 +82,8 @@ class Store:
             return
         with (self.folder / LOCK).open("w") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not handed down to the processes that read pictures
+            except (BlockingIOError, PermissionError):
                 raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
             except OSError:  # a file system without locks
                 pass

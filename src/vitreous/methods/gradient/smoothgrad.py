@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
+from vitreous.noise import normal
 from vitreous.progress import steps
 from vitreous.registry import method
 from vitreous.target import Target, fix
@@ -38,11 +39,10 @@ def smoothgrad(
 
 
 def unit_noise(trace: Trace, samples: int, seed: int) -> Iterator[Images]:
-    """Standard normal noise for the whole batch, sample by sample, from a stream of each image's own."""
-    streams = trace.generators(seed)
-    shape = trace.images.shape[1:]
-    for _ in steps(range(samples), samples, "smoothgrad"):
-        yield torch.stack([torch.randn(shape, generator=stream) for stream in streams]).to(trace.images.device)
+    """Standard normal noise for the whole batch, sample by sample, from a sequence of each image's own."""
+    keys, count = trace.keys(seed), trace.images[0].numel()
+    for sample in steps(range(samples), samples, "smoothgrad"):
+        yield normal(keys, count, sample).reshape(trace.images.shape)
 
 
 def smooth_gradient(

@@ -1,0 +1,37 @@
+"""Normal numbers that are the same on every device: each comes from a counter, none from a state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+STRIDE, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as signed
+LOW = 0xFFFFFFFF
+
+
+def normal(keys: Int[Tensor, "B"], count: int, turn: int = 0) -> Float[Tensor, "B {count}"]:
+    """So many standard normal numbers for each key; another `turn` gives others.
+
+    √(−2 ln u)·cos 2πv and ·sin 2πv (Box and Muller); u and v are the halves of SplitMix64's output
+    """
+    counter = torch.arange((count + 1) // 2, device=keys.device, dtype=torch.int64)
+    start = mixed(mixed(keys) + turn)
+    bits = mixed(start[:, None] + counter * STRIDE)
+    length = uniform(bits >> 32 & LOW).log_().mul_(-2).sqrt_()
+    angle = uniform(bits & LOW).mul_(2 * math.pi)
+    return torch.cat([length * angle.cos(), length * angle.sin()], 1)[:, :count]
+
+
+def mixed(z: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """SplitMix64's last steps; a shift of signed numbers brings copies of the sign, which are cut off."""
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * FIRST
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * SECOND
+    return z ^ (z >> 31 & (1 << 33) - 1)
+
+
+def uniform(bits: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """32 bits as a number above 0 and up to 1."""
+    return (bits.float() + 0.5) * 2.0**-32

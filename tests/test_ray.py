@@ -1,0 +1,177 @@
+"""The Ray engine, with real Ray on two workers: the same rows, also when a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from conftest import Run
+from test_study import album, same  # the same pictures
+
+from vitreous import Model, open_study, run_study
+from vitreous.dataset import read_data
+from vitreous.errors import InputError, ModelError
+from vitreous.preprocess import IMAGENET, default
+from vitreous.study.kind import find_kind
+from vitreous.study.on_ray import connected, cores_each, run_ray, usual_actors
+from vitreous.study.recipe import Source, plan
+from vitreous.study.store import circumstances, open_store
+
+ray = pytest.importorskip("ray")
+assert album
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Ray on this machine, with workers that find the tests' modules."""
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before.get("PYTHONPATH")]))
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, or other tests on the same cores would starve them
+    with connected(ray, None):
+        yield ray
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    torch.manual_seed(0)
+    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+
+
+def workers() -> list[int]:
+    """The processes in which shards are computed."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes().startswith(b"ray::Worker"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("kind", ["cass", "spread", "compare", "leaderboard"])
+def test_both_engines_give_the_same_rows(small: Model, album: Path, tmp_path: Path, kind: str) -> None:
+    more: dict[str, Any] = {"shard": 3, "batch": 3, "seed": 1}
+    if kind in ("compare", "leaderboard"):
+        more["methods"] = "attention,cdam"
+    if kind == "leaderboard":
+        more["metrics"] = "sparsity,token_deletion"
+    if kind == "cass":
+        more["options"] = {"cass": {"samples": 3}}
+    far = run_study(kind, album, small, tmp_path / "ray", engine="ray", workers=2, **more)
+    near = run_study(kind, album, small, tmp_path / "local", **more)
+    assert far.finished and len(far.numbers) == 4 and far.folder.name == near.folder.name
+    assert far.to_pandas()["error"].notna().sum() == len(far.kind.methods)  # the broken picture
+    same(far, near, exact=False)
+    same(run_study(kind, album, small, tmp_path / "ray", **more), far)  # either engine goes on with the other's study
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_worker_loses_nothing(album: Path, tmp_path: Path) -> None:
+    """SIGKILL to a worker in the middle: Ray starts another, every shard is there once."""
+    planned, _ = plan(
+        find_kind("cass")(samples=4),  # type: ignore[call-arg]
+        [Source()],
+        read_data(album),
+        batch=1,
+        shard=1,
+        device="cpu",
+    )
+    store = open_store(tmp_path / "killed", planned.manifest, circumstances())
+    ticks: list[int] = []
+    killed: list[int] = []
+
+    def tick(more: int) -> None:
+        ticks.append(more)
+        if len(ticks) == 2:
+            killed.extend(workers()[:1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    run_ray(planned.recipe, planned.shards, store, workers=2, tick=tick)
+    assert len(killed) == 1 and killed[0] not in workers()
+    assert ticks == [1] * 10 and store.done() == list(range(10))
+    whole = run_study("cass", album, None, tmp_path / "local", options={"cass": {"samples": 4}}, batch=1, shard=1)
+    same(open_study(tmp_path / "killed"), whole, exact=False)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_stop_on_ray_goes_on_here(small: Model, album: Path, tmp_path: Path) -> None:
+    planned, _ = plan(find_kind("spread")(), [Source(ready=small)], read_data(album), batch=2, shard=2)
+    store = open_store(tmp_path, planned.manifest, circumstances())
+
+    def tick(more: int) -> None:
+        if len(store.done()) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_ray(planned.recipe, planned.shards, store, workers=2, tick=tick)
+    assert len(store.done()) == 2
+    study = run_study("spread", album, small, tmp_path, batch=2, shard=2)
+    assert study.finished and study.folder == store.folder
+    assert len(study.to_pandas()) == 10
+
+
+@pytest.mark.usefixtures("cluster")
+def test_errors_of_workers_are_ours(album: Path, tmp_path: Path) -> None:
+    planned, _ = plan(find_kind("spread")(), [Source()], read_data(album), device="cpu")
+    gone = Source("deit_tiny_patch16_224", str(tmp_path / "gone.safetensors"))
+    recipe = type(planned.recipe)(planned.recipe.kind, (gone,), ("gone",), (None,), 4)
+    store = open_store(tmp_path, planned.manifest, circumstances())
+    with pytest.raises(ModelError, match=r"gone\.safetensors: no such"):
+        run_ray(recipe, planned.shards, store, workers=1)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_command_on_ray(run: Run, album: Path) -> None:
+    ran = run("study", "maps", album, "-x", "attention", "--engine", "ray", "--workers", 2, "--shard", 5, "--batch", 5)
+    assert ran.code == 0 and "9 maps of 10 images" in ran.out
+    assert "failed: " in ran.err and "cat/3.png" in ran.err
+
+
+def test_what_ray_has_is_shared() -> None:
+    class Small:
+        def __init__(self, **there: float) -> None:
+            self.there = there
+
+        def cluster_resources(self) -> dict[str, float]:
+            return self.there
+
+    assert usual_actors(Small(CPU=8.0), 0.0) == 8 and usual_actors(Small(CPU=8.0, GPU=4.0), 0.5) == 8
+    assert usual_actors(Small(), 1.0) == 1 and cores_each(Small(CPU=8.0), 2) == 4 and cores_each(Small(CPU=1.0), 4) == 1
+
+
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, address: str, log_to_driver: bool, logging_level: int) -> None:
+            raise ConnectionError("nobody there")
+
+    with (
+        pytest.raises(InputError, match=r"Ray at far:6379 does not answer \(nobody there\)"),
+        connected(Silent(), "far:6379"),
+    ):
+        pass
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, small: Model, album: Path, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModelError, match=r"this needs ray: pip install 'vitreous\[ray\]'"):
+        run_study("spread", album, small, tmp_path, engine="ray")
