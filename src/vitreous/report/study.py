@@ -24,16 +24,18 @@ def write_report(study: Study, out: Path | None = None, found: dict[str, Finding
     """report.html, findings.json and every figure as PNG and SVG; the page last, for it is what people look at."""
     folder = study.folder if out is None else out
     found = study.findings() if found is None else found
-    written = []
+    written, drawn = [], dict[tuple[str, str], str]()
     for model, one in found.items():
         for chart in one.charts:
+            figure = chart.draw()
             name = file_name(chart, model if len(found) > 1 else "")
             for ending in (".png", ".svg"):
                 written.append(folder / FIGURES / f"{name}{ending}")
-                save_figure(chart.draw(), written[-1])
+                save_figure(figure, written[-1])
+            drawn[model, chart.name] = inline_svg(figure, chart.title)
     told = json.dumps(as_json(study, found), indent=2, ensure_ascii=False)
     write_whole(folder / "findings.json", told.encode())
-    write_whole(folder / "report.html", page(study, found).encode())
+    write_whole(folder / "report.html", page(study, found, drawn).encode())
     return [*written, folder / "findings.json", folder / "report.html"]
 
 
@@ -54,13 +56,13 @@ def as_json(study: Study, found: dict[str, Findings]) -> dict[str, Any]:
     }
 
 
-def page(study: Study, found: dict[str, Findings]) -> str:
+def page(study: Study, found: dict[str, Findings], drawn: dict[tuple[str, str], str]) -> str:
     """The whole page; it asks nothing of the network."""
     failed = study.failed()
     parts = [head(study, failed)]
     for name, one in found.items():
         own = study.kind.body(study.of(name))
-        parts.append(section(name, one, len(found) > 1) if own is None else own)
+        parts.append(section(name, one, len(found) > 1, drawn) if own is None else own)
     parts += [troubles(failed), making(study), f"<footer>vitreous {text(VERSION)}</footer>"]
     return shell(f"{study.kind.name}: {', '.join(study.models)}", "\n".join(part for part in parts if part))
 
@@ -79,13 +81,13 @@ def head(study: Study, failed: dict[str, str]) -> str:
     )
 
 
-def section(name: str, found: Findings, several: bool) -> str:
+def section(name: str, found: Findings, several: bool, drawn: dict[tuple[str, str], str]) -> str:
     """One model: what is found, tables, charts."""
     title = f"<h2>{text(name)}</h2>\n" if several else ""
     said = "\n".join(f"<li>{text(one)}</li>" for one in found.told)
     listed = f"<ul>{said}</ul>" if said else ""
     tables = "\n".join(table(one) for one in found.tables)
-    charts = "\n".join(figure(one) for one in found.charts)
+    charts = "\n".join(figure(one, drawn[name, one.name]) for one in found.charts)
     return f"<section>{title}<p class=lead>{text(found.lead)}</p>\n{listed}\n{tables}\n{charts}</section>"
 
 
@@ -102,10 +104,10 @@ def table(one: Table) -> str:
     )
 
 
-def figure(one: Chart) -> str:
+def figure(one: Chart, drawn: str) -> str:
     return (
         f"<h2>{text(one.title)}</h2>\n<figure class=chart><div class=scroll tabindex=0>"
-        f"{inline_svg(one.draw(), one.title)}</div><figcaption>{text(one.about)}</figcaption></figure>"
+        f"{drawn}</div><figcaption>{text(one.about)}</figcaption></figure>"
     )
 
 

@@ -77,12 +77,11 @@ class Cass(Kind):
         return found
 
     def findings(self, study: Study) -> Findings:
-        table = study.to_arrow(columns=["class", "cass", "error"])
-        good = [i for i, scores in enumerate(table["cass"].to_pylist()) if scores is not None]
-        layers = study.about["layers"]
-        flat = np.array(table["cass"].take(good).to_pylist(), np.float32)
-        scores = flat.reshape(len(good), layers, -1) if good else np.zeros((0, layers, 1), np.float32)
-        found = similarity_findings(scores, table["class"].take(good).to_pylist(), study.seed)
+        table, layers = study.to_arrow(columns=["class", "cass"]), study.about["layers"]
+        good = table.filter(table["cass"].is_valid())
+        flat = np.array(good["cass"].to_pylist(), np.float32)
+        scores = flat.reshape(len(flat), layers, -1) if len(flat) else np.zeros((0, layers, 1), np.float32)
+        found = similarity_findings(scores, good["class"].to_pylist(), study.seed)
         shown = [example for example in study.examples() if example.parts is not None]
         if not shown:
             return found

@@ -79,25 +79,28 @@ class Spread(Kind):
         return {"attention": Outcome(told, made[:, place], parts)}
 
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
-        """The level of each image, which only the whole set tells."""
+        """The level of each image among those of its model, which only the whole set tells."""
         import pyarrow as pa
 
         entropy = np.array([np.nan if value is None else value for value in table["entropy"].to_pylist()], np.float64)
-        levels = [int(level) or None for level in spread_levels(entropy)]
-        return table.append_column("level", pa.array(levels, pa.int64()))
+        models = np.array(table["model"].to_pylist(), object)
+        levels = np.zeros(len(entropy), np.int64)
+        for model in set(models):
+            levels[models == model] = spread_levels(entropy[models == model])
+        return table.append_column("level", pa.array([int(level) or None for level in levels], pa.int64()))
 
     def findings(self, study: Study) -> Findings:
         table = study.to_arrow(columns=["entropy", "layer_entropy"])
-        good = [i for i, value in enumerate(table["entropy"].to_pylist()) if value is not None]
-        entropy = np.array(table["entropy"].take(good).to_pylist(), np.float64)
-        layers = np.array(table["layer_entropy"].take(good).to_pylist(), np.float64)
+        good = table.filter(table["entropy"].is_valid())
+        entropy = np.array(good["entropy"].to_pylist(), np.float64)
+        layers = np.array(good["layer_entropy"].to_pylist(), np.float64).reshape(len(entropy), study.about["layers"])
         h, w = study.about["grid"]
         examples = [
             SpreadExample(one.name, from_jpeg(one.photo), one.parts, float(one.row["entropy"]))
             for one in study.examples()
             if one.parts is not None
         ]
-        return spread_findings(entropy, layers.reshape(len(good), study.about["layers"]), h * w, examples)
+        return spread_findings(entropy, layers, h * w, examples)
 
 
 def aggregated(layers: Float[Tensor, "B L h w"], rolled: Float[Tensor, "B h w"]) -> Float[Tensor, "B 4 h w"]:

@@ -93,12 +93,11 @@ class Store:
 def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> Store:
     """The store of this very study below `out`, made where it is not there yet."""
     folder = out / f"{manifest['study']}-{manifest['id']}"
-    store = Store(folder, manifest)
-    store.shards.mkdir(parents=True, exist_ok=True)
+    (folder / SHARDS).mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).is_file():
         write_json(folder / MANIFEST, {**manifest, **about})
     write_json(out / LATEST, {"study": folder.name})
-    return store
+    return find_store(folder)
 
 
 def find_store(path: str | Path) -> Store:
