@@ -17,23 +17,19 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{uuid.uuid4().hex}{DRAFT}")
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            if lasting:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(draft, path)
+        draft.write_bytes(content)
         if lasting:
-            sync_folder(path.parent)
+            sync(draft, os.O_RDWR)
+        os.replace(draft, path)
+        if lasting and os.name == "posix":
+            sync(path.parent, os.O_RDONLY)  # the new name as well
     finally:
         draft.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """The new name is on the disk as well, where the system can promise it."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path, how: int) -> None:
+    """Wait until a file or a folder is on the disk."""
+    handle = os.open(path, how)
     try:
         os.fsync(handle)
     finally:

@@ -38,6 +38,7 @@ COMMANDS = (
     "models",
     "probe",
     "report",
+    "serve",
     "study",
 )
 
@@ -264,6 +265,37 @@ def report(
     from vitreous.cli import report as command
 
     command.run(path, out, as_json)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="As for explain; may be repeated. Default: the embedded one."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weights", "-w", help="Checkpoint file, or random: one for each --model, in the same order."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this computer it needs --token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="VITREOUS_TOKEN", help="What visitors must bring, once.", show_envvar=True)
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which visitors may call this server. May be repeated.")
+    ] = None,
+    device: Device = None,
+    memory: Memory = None,
+    browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Look around inside models in the browser."""
+    from vitreous.cli import serve as command
+    from vitreous.memory import limit_memory
+
+    with limit_memory(memory):
+        place = command.Place(host, port, token, allow_host or [])
+        command.run(model or [None], weights or [], device, place, browse)
 
 
 @app.command()

@@ -1,0 +1,130 @@
+"""`vitreous serve`: the page, on this computer or for a team."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vitreous.cli.options import load_model
+from vitreous.errors import OptionError, one_line
+from vitreous.sources import needs
+from vitreous.version import VERSION
+
+if TYPE_CHECKING:
+    from vitreous.web.engine import Engine
+
+PATIENCE = 2.0  # seconds for the step that a job is in
+INTERRUPTED = 130
+SHORTEST = 16  # letters of a token
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to listen, and who may come."""
+
+    host: str
+    port: int
+    token: str | None
+    names: Sequence[str]  # by which others may call this server
+
+
+def run(models: Sequence[str | None], weights: Sequence[str], device: str | None, place: Place, browse: bool) -> None:
+    check(models, weights, place)
+    uvicorn = needs("uvicorn", "web")
+    needs("fastapi", "web")
+    needs("python_multipart", "web")
+    from vitreous.web.app import create_app
+    from vitreous.web.engine import Engine, Source
+
+    with listen(place.host, place.port) as listening:
+        files: list[str | None] = [*weights, *[None] * (len(models) - len(weights))]
+        loaded = [(load_model(spec, file, device, None), Source(spec, file)) for spec, file in zip(models, files)]
+        engine = Engine(loaded)
+        engine.warm()
+        config = uvicorn.Config(create_app(engine, hosts=allowed(place), token=place.token), **settings())
+        shown = f"http://{bracketed(place.host)}:{listening.getsockname()[1]}/"
+        typer.echo(f"vitreous {VERSION} with {', '.join(engine.models)}")
+        typer.echo(f"{shown}{'?token=…' if place.token else ''}  (Ctrl-C ends)")
+        if browse:
+            webbrowser.open(f"{shown}?token={place.token}" if place.token else shown)
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            finish(engine)
+
+
+def settings() -> dict[str, Any]:
+    """Of uvicorn."""
+    return {
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+        "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,  # a proxy that says who asks
+        "timeout_keep_alive": 30,
+        "timeout_graceful_shutdown": 1,
+        "limit_concurrency": 1000,
+    }
+
+
+def finish(engine: Engine) -> None:
+    """End all work; a thread that is deep in a step ends with the process."""
+    engine.close()
+    if not engine.ended(PATIENCE):
+        typer.secho("interrupted", err=True)
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
+
+def check(models: Sequence[str | None], weights: Sequence[str], place: Place) -> None:
+    """What would be unsafe or cannot be meant."""
+    if len(weights) > len(models):
+        raise OptionError(f"{len(weights)} --weights for {len(models)} --model; give one for each, in the same order")
+    if place.token is None and not is_loopback(place.host):
+        said = f"--host {place.host} lets others in, so it needs --token (or the variable VITREOUS_TOKEN)"
+        raise OptionError(f"{said}, e.g. from: python -c 'import secrets; print(secrets.token_urlsafe())'")
+    if place.token is not None and (len(place.token) < SHORTEST or not place.token.isascii()):
+        raise OptionError(f"--token: is too easy to guess; give at least {SHORTEST} plain letters and digits")
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this computer reach it?"""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The open port, before models are loaded: one that is taken is told at once."""
+    name = host.strip("[]")
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named so, asyncio sends without delay
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((name, port))
+        opened.listen(512)
+    except OSError as error:
+        opened.close()
+        said = f"cannot listen on {bracketed(name)}:{port} ({error.strerror or one_line(error)})"
+        raise OptionError(f"{said}; choose another --port or --host") from None
+    return opened
+
+
+def allowed(place: Place) -> list[str]:
+    """The names under which a browser may know this server."""
+    from vitreous.web.guard import LOOPBACK
+
+    return [*LOOPBACK, place.host.strip("[]"), *place.names]
+
+
+def bracketed(host: str) -> str:
+    return f"[{host.strip('[]')}]" if ":" in host else host

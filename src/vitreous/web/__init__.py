@@ -1,0 +1,1 @@
+"""`vitreous serve`: the page and the JSON API behind it."""

@@ -1,0 +1,59 @@
+"""The application: routes, errors, the page, and the guard before them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+
+from vitreous.errors import VitreousError
+from vitreous.version import VERSION
+from vitreous.web import concepts, explain, faithfulness, info, inside, look, problems
+from vitreous.web.common import PROBLEMS
+from vitreous.web.docs import page
+from vitreous.web.engine import Engine
+from vitreous.web.guard import LOOPBACK, Guard
+from vitreous.web.statics import Statics
+
+
+def create_app(engine: Engine, *, hosts: Iterable[str] = LOOPBACK, token: str | None = None) -> Guard:
+    """Everything that `vitreous serve` serves, as an ASGI application."""
+    return Guard(inner_app(engine), engine.limits, hosts, token)
+
+
+def inner_app(engine: Engine) -> FastAPI:
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        engine.close()
+
+    app = FastAPI(
+        title="vitreous",
+        version=VERSION,
+        summary="See what a Vision Transformer looks at, and why.",
+        openapi_url="/api/openapi.json",
+        docs_url=None,  # they load scripts from elsewhere; /api/docs does not
+        redoc_url=None,
+        lifespan=life,
+        redirect_slashes=False,
+    )
+    app.state.engine = engine
+    api = APIRouter(prefix="/api", responses=PROBLEMS)
+    for part in (info, explain, look, concepts, faithfulness, inside):
+        api.include_router(part.router)
+    app.include_router(api)
+    app.add_exception_handler(HTTPException, problems.on_http)
+    app.add_exception_handler(RequestValidationError, problems.on_invalid)
+    app.add_exception_handler(VitreousError, problems.on_ours)
+    app.add_exception_handler(Exception, problems.on_anything)
+
+    @app.get("/api/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()))
+
+    app.add_route("/{path:path}", Statics().get, methods=["GET", "HEAD"], include_in_schema=False)
+    return app

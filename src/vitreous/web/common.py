@@ -1,0 +1,89 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import Depends, Path, Query, Request
+from fastapi.responses import Response
+from torch import Tensor
+
+from vitreous.model import Model
+from vitreous.web import schema
+from vitreous.web.engine import Engine
+
+FOREVER = "private, max-age=31536000, immutable"
+BINARY: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "little-endian numbers, shape in X-Shape"}
+}
+JOB: dict[int | str, dict[str, Any]] = {202: {"description": "its events: /api/jobs/{job}/events"}}
+PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"description": said, **PROBLEM}
+    for status, said in {
+        400: "the request cannot be read",
+        401: "a token is needed",
+        403: "sent by another site",
+        404: "there is no such thing (any more)",
+        408: "the body came too slowly",
+        413: "too large",
+        415: "not a picture",
+        421: "another host is meant",
+        422: "it cannot be done",
+        429: "too many requests",
+        503: "the queue is full, or the answer took too long",
+    }.items()
+}
+
+
+async def get_engine(request: Request) -> Engine:  # async: no thread is needed for it
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+async def get_client(request: Request) -> str:
+    return request.client.host if request.client else "?"
+
+
+Served = Annotated[Engine, Depends(get_engine)]
+Client = Annotated[str, Depends(get_client)]
+ModelQuery = Annotated[str | None, Query(max_length=200)]
+ImageQuery = Annotated[str, Query(pattern=schema.IMAGE, examples=["sample:cat"])]
+ImagePath = Annotated[str, Path(pattern=schema.IMAGE, examples=["sample:cat"])]
+HexPath = Annotated[str, Path(pattern=schema.HEX)]
+Layer = Annotated[int, Query(ge=-1000, le=1000)]
+
+
+def numbers(values: Tensor, *more: Tensor, shape: tuple[int, ...], lasting: bool = False, **told: Any) -> Response:
+    """Numbers as they are: float32 or uint8, little-endian, one block after the other."""
+    headers = {"X-Shape": ",".join(map(str, shape)), "Cache-Control": FOREVER if lasting else "no-store"}
+    headers |= {f"X-{name.capitalize()}": str(value) for name, value in told.items()}
+    return Response(b"".join(raw(t) for t in (values, *more)), media_type="application/octet-stream", headers=headers)
+
+
+def raw(values: Tensor) -> bytes:
+    array = values.detach().cpu().numpy()
+    return array.tobytes() if array.dtype == np.uint8 else array.astype("<f4").tobytes()
+
+
+def number(value: Any) -> float | None:
+    """JSON knows no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def each_number(values: Tensor) -> list[float | None]:
+    return [number(value) for value in values.flatten().tolist()]
+
+
+def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
+    """The most probable classes of one image's output [C]."""
+    found = output.float().softmax(-1).nan_to_num(0).topk(min(top, len(output))).indices.tolist()
+    return chances(model, output, found)
+
+
+def chances(model: Model, output: Tensor, indices: list[int]) -> list[schema.Chance]:
+    share = output.float().softmax(-1)
+    known = [i for i in indices if i < len(output)]
+    return [schema.Chance(index=i, label=model.label(i), probability=number(share[i])) for i in known]

@@ -1,0 +1,275 @@
+"""The models, what they have seen, and who may use them when.
+
+Each model has two threads: one for jobs, one for short questions. A job lets questions pass at every step. What a trace
+already holds (a hover over attention) is answered by neither: it needs the model no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio import CapacityLimiter
+from torch import Tensor
+
+from vitreous import pictures
+from vitreous.api import why_not
+from vitreous.attention import Attention
+from vitreous.attribution import Attribution
+from vitreous.concept import Concept
+from vitreous.memory import budget
+from vitreous.model import Model
+from vitreous.pictures import Picture
+from vitreous.registry import METHODS
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.web.jobs import Job, Jobs
+from vitreous.web.lane import Lane
+from vitreous.web.limits import Limits
+from vitreous.web.problems import Problem
+from vitreous.web.store import Store
+from vitreous.web.uploads import weight
+
+T = TypeVar("T")
+PHOTOS = Path(pictures.__file__).parent / "assets" / "photos"
+READERS = 4  # threads for what needs no model
+DECODERS = 2  # … and for pictures
+UPLOADS = 8  # forms in memory at a time
+FULL = "the server has more to do than it can hold; try again in a moment"
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a model was loaded, for the command that does it again."""
+
+    spec: str | None = None
+    weights: str | None = None
+    img_size: int | tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A model, how it was loaded, and its two threads."""
+
+    name: str
+    model: Model
+    source: Source
+    jobs: Lane
+    quick: Lane
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A finished map and what it explains."""
+
+    meta: dict[str, Any]
+    attribution: Attribution  # on the CPU, without its photo
+    model: str
+    image: str
+    target: Target | None  # fixed; None: the method does not depend on one
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A concept that someone made."""
+
+    id: str
+    concept: Concept
+    model: str
+
+
+class Room:
+    """So many threads at a time; made when a loop first needs it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @cached_property
+    def limiter(self) -> CapacityLimiter:
+        return CapacityLimiter(self.size)
+
+
+class Engine:
+    def __init__(self, models: Sequence[tuple[Model, Source]], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.models: dict[str, Served] = {}
+        for model, source in models:
+            self._add(model, source)
+        whole, most = budget(next(iter(self.models.values())).model.device), self.limits.traces_bytes
+        self.traces: Store[tuple[str, str], Trace] = Store(whole // 4 if most is None else most)
+        self.images: Store[str, Picture] = Store(max(3 * self.limits.pixels, min(self.limits.images_bytes, whole // 8)))
+        self.maps: Store[str, Kept] = Store(self.limits.maps_bytes)
+        self.bands: Store[Any, Any] = Store(64)
+        self.concepts: Store[str, Held] = Store(self.limits.concepts)
+        self.jobs = Jobs(self.limits)
+        self.samples = {f"sample:{path.stem}": path for path in sorted(PHOTOS.glob("*.jpg"))}
+        self._readers, self._decoders, self._drawers = Room(READERS), Room(DECODERS), Room(1)
+        self.arriving = asyncio.Semaphore(UPLOADS)
+
+    def _add(self, model: Model, source: Source) -> None:
+        name, number = model.name, 2
+        while name in self.models:
+            name, number = f"{model.name}-{number}", number + 1
+        jobs = Lane(f"jobs of {name}", self.limits.queue, FULL)
+        self.models[name] = Served(name, model, source, jobs, Lane(f"questions to {name}", self.limits.quick, FULL))
+
+    def warm(self) -> None:
+        """Run every model once, so that the first visitor does not wait for its probe."""
+        for served in self.models.values():
+            _ = self.trace(served, next(iter(self.samples))).classifies
+
+    def close(self) -> None:
+        self.jobs.stop_all()
+        for served in self.models.values():
+            served.jobs.close()
+            served.quick.close()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether all threads have ended after `close`; waits so long at most."""
+        until = time.monotonic() + seconds
+        threads = [lane.thread for served in self.models.values() for lane in (served.jobs, served.quick)]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    # -------------------------------------------------------------------------------------------------- what there is
+
+    def find(self, name: str | None) -> Served:
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise Problem(404, f"there is no model {name[:60]!r} here; it has {', '.join(self.models)}")
+        return self.models[name]
+
+    def picture(self, image: str) -> Picture:
+        """A photo by its id: an upload, or one of the samples, whose files were listed at start."""
+        found = self.images.get(image)
+        if found is None and image in self.samples:
+            found = pictures.read(self.samples[image])
+            self.images.put(image, found, weight(found))
+        if found is None:
+            raise gone()
+        return found
+
+    def expect(self, image: str) -> None:
+        """A problem unless the photo is here."""
+        if image not in self.images and image not in self.samples:
+            raise gone()
+
+    def name_of(self, image: str) -> str:
+        """What a photo is called, also when it is gone."""
+        found = self.images.get(image)
+        return self.samples[image].name if image in self.samples else found.name if found is not None else "picture"
+
+    def map(self, number: str) -> Kept:
+        found = self.maps.get(number)
+        if found is None:
+            raise Problem(404, "this map is not here (any more); explain the photo again")
+        return found
+
+    # -------------------------------------------------------------------------------------------------------- traces
+
+    def trace(self, served: Served, image: str) -> Trace:
+        """A recorded run, from the store or made now (in a thread of the model)."""
+        found = self.traces.get((served.name, image))
+        if found is None:
+            found = Trace(served.model, [self.picture(image).image])
+            found.record(whole=True)
+            _ = found.classifies
+            self.traces.put((served.name, image), found, footprint(found))
+        return found
+
+    # ------------------------------------------------------------------------------------------------- doing the work
+
+    async def ask(self, served: Served, work: Callable[[], T]) -> T:
+        """A short question to a model."""
+        return await self.answered(served.quick.submit(work))
+
+    async def answered(self, future: Future[T]) -> T:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.limits.seconds)
+        except TimeoutError:
+            raise self.late() from None
+
+    async def seen(self, served: Served, image: str) -> Trace:
+        """The trace of a photo; one that is in the store is there at once."""
+        found = self.traces.get((served.name, image))
+        return found if found is not None else await self.ask(served, lambda: self.trace(served, image))
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """Something that needs no model: looked up in a trace."""
+        return await self.in_thread(work, self._readers)
+
+    async def decode(self, work: Callable[[], T]) -> T:
+        """Pictures in or out, a few at a time: a large one takes hundreds of megabytes while it is read."""
+        return await self.in_thread(work, self._decoders)
+
+    async def draw(self, work: Callable[[], T]) -> T:
+        """One figure at a time."""
+        return await self.in_thread(work, self._drawers)
+
+    async def in_thread(self, work: Callable[[], T], room: Room) -> T:
+        try:
+            with anyio.fail_after(self.limits.seconds):
+                return await anyio.to_thread.run_sync(work, limiter=room.limiter)
+        except TimeoutError:
+            raise self.late() from None
+
+    def late(self) -> Problem:
+        return Problem(503, f"no answer within {self.limits.seconds:.0f} seconds; try again", retry=5)
+
+    def start(self, client: str, served: Served, work: Callable[[Job], None]) -> Job:
+        return self.jobs.start(client, served.jobs, served.quick, work)
+
+
+def gone() -> Problem:
+    return Problem(404, "this photo is not here (any more); send it again")
+
+
+def fork(trace: Trace) -> Trace:
+    """The same recorded run for one job: what the job adds (graphs for gradients) goes when it ends."""
+    other = Trace(trace.model, trace.images)
+    other._record = trace._record
+    return other
+
+
+def footprint(trace: Trace) -> int:
+    """Bytes that a recorded run holds."""
+    record = trace.record(whole=True)
+    held = [trace.images, record.output, record.embedding]
+    for layer in [*record.layers, *([record.pool] if record.pool is not None else [])]:
+        held += tensors(layer)
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if t is not None}
+    return sum(sizes.values())
+
+
+def tensors(layer: Attention) -> list[Tensor | None]:
+    return [layer.node, layer.v, layer.q, layer.k, layer.bias, layer.given, layer.keys]
+
+
+def key_of(*parts: Any) -> str:
+    """One name for the same question."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def heads_of(trace: Trace) -> list[int]:
+    """Of each layer; none where attention cannot be followed."""
+    return [layer.shape[1] for layer in trace.attention] if trace.layout.obstacle is None else []
+
+
+def unsupported(model: Model) -> dict[str, str]:
+    said = {name: why_not(model.layout, model.name, declared) for name, declared in METHODS.items()}
+    return {name: why for name, why in said.items() if why is not None}
+
+
+def takes_text(model: Model) -> bool:
+    return hasattr(model.module, "encode_text") or hasattr(model.module, "get_text_features")

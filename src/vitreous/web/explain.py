@@ -1,0 +1,297 @@
+"""The Explain tab: photos in, classes, maps, figures and commands out."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import Response, StreamingResponse
+
+from vitreous.api import attribute
+from vitreous.attribution import Attribution, Views, plain
+from vitreous.pictures import Picture
+from vitreous.plot.colour import is_control, limits
+from vitreous.plot.figure import explanation_figure, png_bytes
+from vitreous.registry import METHODS, Method
+from vitreous.target import Target
+from vitreous.trace import Trace
+from vitreous.web import engine as engines
+from vitreous.web import schema
+from vitreous.web.common import (
+    BINARY,
+    FOREVER,
+    JOB,
+    Client,
+    HexPath,
+    ImagePath,
+    ModelQuery,
+    Served,
+    best,
+    number,
+    numbers,
+)
+from vitreous.web.engine import Engine, Kept, fork, key_of
+from vitreous.web.jobs import Cancelled, Job, note
+from vitreous.web.limits import check_options
+from vitreous.web.problems import Problem, of_error
+from vitreous.web.snippet import write
+from vitreous.web.targets import heading, identify, resolve, settle
+from vitreous.web.uploads import Part, identity, open_picture, read_form, weight
+
+router = APIRouter()
+ONE_FILE: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {"file": {"type": "string", "format": "binary"}},
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/images", status_code=201, openapi_extra=ONE_FILE)
+async def upload(request: Request, engine: Served) -> schema.Uploaded:
+    """Keep a photo in memory; the same photo has the same id."""
+    async with engine.arriving:
+        form = await read_form(request, engine.limits.upload_bytes, files=1, fields=8)
+        if not form.files:
+            raise Problem(422, "the form holds no file")
+        (part,) = form.files
+        number, picture = await engine.decode(lambda: keep(engine, part))
+    wide, high = picture.image.size
+    return schema.Uploaded(id=number, name=picture.name, width=wide, height=high, note=picture.note)
+
+
+def keep(engine: Engine, part: Part) -> tuple[str, Picture]:
+    number, picture = identity(part.held), open_picture(part, engine.limits)
+    engine.images.put(number, picture, weight(picture))
+    return number, picture
+
+
+@router.get("/images/{image}/view", responses={200: {"content": {"image/webp": {}}}}, response_class=Response)
+async def view(engine: Served, image: ImagePath, model: ModelQuery = None) -> Response:
+    """What the model sees of a photo."""
+    served = engine.find(model)
+
+    def draw() -> bytes:
+        seen, buffer = served.model.preprocess.view(engine.picture(image).image), io.BytesIO()
+        seen.save(buffer, "WEBP", quality=90, method=2)
+        return buffer.getvalue()
+
+    return Response(await engine.decode(draw), media_type="image/webp", headers={"Cache-Control": FOREVER})
+
+
+@router.post("/predict")
+async def predict(engine: Served, asked: schema.PredictAsked) -> schema.Prediction:
+    """The model's best classes."""
+    served = engine.find(asked.model)
+    trace = await engine.seen(served, asked.image)
+    if not trace.classifies:
+        said = f"{served.name} has no classifier: explain a concept, a text or neuron:NUMBER"
+        return schema.Prediction(classes=[], why=said)
+    return schema.Prediction(classes=best(served.model, trace.output[0], asked.top))
+
+
+# ---------------------------------------------------------------------------------------------------------------- maps
+
+
+@router.post("/explain", status_code=202, responses=JOB)
+async def explain(engine: Served, client: Client, asked: schema.ExplainAsked) -> schema.Started:
+    """Compute maps: every method for every target, one after the other."""
+    served = engine.find(asked.model)
+    engine.expect(asked.image)
+    chosen = [(METHODS[one.name], check_options(METHODS[one.name], one.options)) for one in asked.methods]
+    targets = list(dict.fromkeys(map(str, asked.targets)))
+    wanted = [
+        (method, values, target)
+        for number, target in enumerate(targets)
+        for method, values in chosen
+        if method.targeted or number == 0
+    ]
+    if len(wanted) > engine.limits.maps:
+        raise Problem(422, f"{len(wanted)} maps are more than {engine.limits.maps}, all that one job may make")
+
+    def work(job: Job) -> None:
+        job.steps = len(wanted)
+        trace = fork(engine.trace(served, asked.image))
+        for job.step, (method, values, target) in enumerate(wanted, 1):
+            job.check()
+            job.report({"what": method.name, "done": 0, "total": 1, "seconds_left": None})
+            try:
+                job.tell("map", one_map(engine, served, asked.image, trace, method, values, target))
+            except Cancelled:
+                raise
+            except Exception as error:
+                note(error)
+                job.tell("problem", {**of_error(error), "method": method.name, "target": target})
+
+    return schema.Started(job=engine.start(client, served, work).id)
+
+
+def one_map(
+    engine: Engine,
+    served: engines.Served,
+    image: str,
+    trace: Trace,
+    method: Method,
+    values: dict[str, Any],
+    asked: str,
+) -> dict[str, Any]:
+    """One map, kept in the store, as an event tells it; one that is in the store is not made again."""
+    target = settle(resolve(engine, served, trace, asked), trace) if method.targeted else None
+    known = key_of(served.name, image, method.name, sorted(values.items(), key=str), target and identify(target))
+    found, cached = engine.maps.get(known), True
+    if found is None:
+        cached, began = False, time.perf_counter()
+        made = attribute(trace, method, target, values)
+        seconds = time.perf_counter() - began
+        found = remember(engine, known, served, image, trace, made, target, seconds)
+    told = schema.MapMeta(**{**found.meta, "target": asked if method.targeted else None, "cached": cached})
+    return told.model_dump(mode="json")
+
+
+def remember(
+    engine: Engine,
+    known: str,
+    served: engines.Served,
+    image: str,
+    trace: Trace,
+    made: Attribution,
+    target: Target | None,
+    seconds: float,
+) -> Kept:
+    method = METHODS[made.method]
+    values = made.map[0].cpu()
+    defaults = method.check({})
+    meta = {
+        "id": known,
+        "method": made.method,
+        "options": {k: plain(v) for k, v in made.options.items() if v != defaults[k]},
+        "resolved": made.target,
+        "title": None if target is None else heading(target, trace),
+        "shape": tuple(values.shape),
+        "signed": made.signed,
+        "level": method.level,
+        "control": is_control(made.method),
+        "min": number(values.min()),
+        "max": number(values.max()),
+        "limits": limits(values.numpy(), made.signed, method.level),
+        "seconds": round(seconds, 4),
+        "notes": notes_of(made),
+    }
+    kept = Kept(meta, replace(made, map=made.map.cpu(), views=None), served.name, image, target)
+    engine.maps.put(known, kept, 4 * values.numel() + 4000)
+    return kept
+
+
+def notes_of(made: Attribution) -> dict[str, Any]:
+    """What a method says beside its map, where that is short and JSON can hold it."""
+    said = {
+        name: value[0] if isinstance(value, list) and len(value) == 1 else value
+        for name, value in plain(dict(made.notes)).items()
+    }
+    short = {name: value for name, value in said.items() if len(str(value)) < 2000}
+    try:
+        json.dumps(short, allow_nan=False)
+    except ValueError:
+        return {name: str(value) for name, value in short.items()}
+    return short
+
+
+@router.get(
+    "/jobs/{job}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {"description": "all of it was heard"}},
+)
+async def events(
+    engine: Served, job: HexPath, last_event_id: Annotated[str | None, Header(max_length=20)] = None
+) -> Response:
+    """Server-sent events of a job, from its first (or the one after Last-Event-ID) to its last."""
+    after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else 0
+    found = engine.jobs.find(job)
+    if found.over(after):
+        return Response(status_code=204)  # a browser that lost the connection asks no more
+    stream = found.stream(after)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@router.delete("/jobs/{job}", status_code=204, response_class=Response)
+async def cancel(engine: Served, job: HexPath) -> Response:
+    """End a job within one step."""
+    engine.jobs.cancel(engine.jobs.find(job))
+    return Response(status_code=204)
+
+
+@router.get("/maps/{map}.npz", response_class=Response, responses={200: {"content": {"application/zip": {}}}})
+async def npz(engine: Served, map: HexPath) -> Response:
+    """The map with its provenance, as `Attribution.save` writes it."""
+    kept = engine.map(map)
+    buffer = io.BytesIO()
+    told = json.dumps({**kept.attribution.provenance, "images": [engine.name_of(kept.image)]})
+    np.savez_compressed(buffer, allow_pickle=False, map=kept.attribution.map.numpy(), provenance=told)
+    headers = {"Content-Disposition": f'attachment; filename="{kept.meta["method"]}.npz"'}
+    return Response(buffer.getvalue(), media_type="application/zip", headers=headers)
+
+
+@router.get("/maps/{map}", response_class=Response, responses=BINARY)
+async def grid(engine: Served, map: HexPath) -> Response:
+    """The raw map."""
+    values = engine.map(map).attribution.map[0]
+    return numbers(values, shape=tuple(values.shape), lasting=True)
+
+
+@router.post("/figure", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
+    """A figure of these maps: a column for each method, a row for each target."""
+    kept = [engine.map(one) for one in dict.fromkeys(asked.maps)]
+    if len({(one.model, one.image) for one in kept}) > 1:
+        raise Problem(422, "these maps explain several photos or models; a figure shows one")
+    served, image = engine.find(kept[0].model), kept[0].image
+    trace = await engine.seen(served, image)
+    picture = engine.picture(image)
+
+    def draw() -> bytes:
+        views = Views([picture], served.model.preprocess)
+        rows, heads = arrange([replace_meta(one, views) for one in kept])
+        top = best(served.model, trace.output[0], 5) if trace.classifies else []
+        bars = [(one.label, one.probability or 0.0) for one in top]
+        return png_bytes(explanation_figure(rows, top=bars, rows=heads, cells=asked.cells))
+
+    drawn = await engine.draw(draw)
+    return Response(drawn, media_type="image/png", headers={"Cache-Control": "no-store"})
+
+
+def replace_meta(kept: Kept, views: Views) -> tuple[dict[str, Any], Attribution]:
+    return kept.meta, replace(kept.attribution, views=views)
+
+
+def arrange(maps: Sequence[tuple[dict[str, Any], Attribution]]) -> tuple[list[list[Attribution | None]], list[str]]:
+    """Targets × methods, in the order in which they come; a method without target stands in the first row only."""
+    columns = list(dict.fromkeys((a.method, json.dumps(plain(dict(a.options)))) for _, a in maps))
+    titles = list(dict.fromkeys(meta["title"] for meta, _ in maps if meta["title"] is not None)) or [""]
+    rows: list[list[Attribution | None]] = [[None] * len(columns) for _ in titles]
+    for meta, a in maps:
+        row = 0 if meta["title"] is None else titles.index(meta["title"])
+        rows[row][columns.index((a.method, json.dumps(plain(dict(a.options)))))] = a
+    return rows, titles
+
+
+@router.post("/snippet")
+async def snippet(engine: Served, asked: schema.ExplainAsked) -> schema.Snippet:
+    """Python and a command line that give the same maps."""
+    served = engine.find(asked.model)
+    for one in asked.methods:
+        check_options(METHODS[one.name], one.options)
+    return write(engine, served, asked)

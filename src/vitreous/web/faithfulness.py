@@ -1,0 +1,179 @@
+"""The Faithfulness tab: curves with their random control, and an eraser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fastapi import APIRouter
+from torch import Tensor
+
+from vitreous.errors import Unsupported, one_line
+from vitreous.evaluation import Case, Measured, measure
+from vitreous.hiding import hide_pixels
+from vitreous.methods.perturbation.pixels import filled
+from vitreous.metrics.faithfulness.curves import kept as kept_tokens
+from vitreous.progress import steps
+from vitreous.registry import METHODS, METRICS, Metric
+from vitreous.target import Target
+from vitreous.trace import Record, Trace
+from vitreous.variants import _cuts, can_cut, known, refuse_dropping, run_keeping
+from vitreous.web import engine as engines
+from vitreous.web import schema
+from vitreous.web.common import JOB, Client, Served, best, chances, each_number, number
+from vitreous.web.engine import Engine, Kept, fork
+from vitreous.web.info import usable
+from vitreous.web.jobs import Cancelled, Job, note
+from vitreous.web.limits import check_options
+from vitreous.web.problems import Problem, of_error
+from vitreous.web.targets import heading, identify, resolve, settle
+
+router = APIRouter()
+
+
+@router.post("/curves", status_code=202, responses=JOB)
+async def curves(engine: Served, client: Client, asked: schema.CurvesAsked) -> schema.Started:
+    """Measure maps: each one's curve, with that of random maps beside it."""
+    declared = METRICS[asked.metric]
+    if not usable(declared):
+        raise Problem(422, f"{declared.name} needs more than one map; use vitreous evaluate")
+    given = {} if asked.steps is None or "steps" not in declared.options.model_fields else {"steps": asked.steps}
+    values = check_options(declared, given)
+    maps = [engine.map(one) for one in dict.fromkeys(asked.maps)]
+    if len({one.model for one in maps}) > 1:
+        raise Problem(422, "these maps are of several models; measure one model at a time")
+    served = engine.find(maps[0].model)
+    for one in maps:
+        engine.expect(one.image)
+
+    def work(job: Job) -> None:
+        job.steps = len(maps)
+        for job.step, one in enumerate(maps, 1):
+            job.check()
+            try:
+                told = one_curve(engine, served, one, declared, values, asked)
+                job.tell("curve", told.model_dump(mode="json"))
+            except Cancelled:
+                raise
+            except Exception as error:
+                note(error)
+                job.tell("problem", {**of_error(error), "map": one.meta["id"]})
+
+    return schema.Started(job=engine.start(client, served, work).id)
+
+
+def one_curve(
+    engine: Engine,
+    served: engines.Served,
+    one: Kept,
+    declared: Metric,
+    values: dict[str, Any],
+    asked: schema.CurvesAsked,
+) -> schema.CurveMeta:
+    trace = fork(engine.trace(served, one.image))
+    target = one.target or settle(resolve(engine, served, trace, asked.target), trace)
+    case = Case(trace, one.attribution.map.to(trace.images.device), target)
+    found = measure(declared, case, values)
+    band = random_band(engine, served, one.image, trace, target, declared, values, asked.random)
+    return schema.CurveMeta(
+        map=one.meta["id"],
+        metric=declared.name,
+        target=str(target),
+        title=heading(target, trace),
+        better=declared.direction(values),
+        at=None if found.at is None else list(found.at),
+        values=None if found.curve is None else each_number(found.curve[0]),
+        value=number(found.value[0]),
+        random=band,
+        order=case.order[0].tolist(),
+    )
+
+
+def random_band(
+    engine: Engine,
+    served: engines.Served,
+    image: str,
+    trace: Trace,
+    target: Target,
+    declared: Metric,
+    values: dict[str, Any],
+    count: int,
+) -> schema.Band | None:
+    """The same measure of maps that know nothing, computed once for each target."""
+    if count == 0:
+        return None
+    key = served.name, image, identify(target), declared.name, repr(values), count
+    band: schema.Band | None = engine.bands.get(key)
+    if band is None:
+        random = METHODS["random"]
+        maps = (random.run(trace, target, seed=seed) for seed in range(count))
+        told = steps(maps, count, "random control")
+        band = spread([measure(declared, Case(trace, one, target), values) for one in told])
+        engine.bands.put(key, band)
+    return band
+
+
+def spread(found: list[Measured]) -> schema.Band:
+    mean_value = number(torch.cat([one.value for one in found]).mean())
+    curves = [one.curve for one in found if one.curve is not None]
+    if not curves:
+        return schema.Band(mean=[], low=[], high=[], value=mean_value)
+    all_curves = torch.cat(curves)  # [n T]
+    mean, low, high = all_curves.mean(0), all_curves.amin(0), all_curves.amax(0)
+    return schema.Band(mean=each_number(mean), low=each_number(low), high=each_number(high), value=mean_value)
+
+
+# -------------------------------------------------------------------------------------------------------------- eraser
+
+
+@router.post("/erase")
+async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
+    """What the model says of a photo without some of its patches."""
+    served = engine.find(asked.model)
+
+    def work() -> schema.Erased:
+        trace = engine.trace(served, asked.image)
+        targets = [(str(text), settle(resolve(engine, served, trace, text), trace)) for text in asked.targets]
+        record, why = without(trace, removed_of(trace, asked.removed))
+        assert record.output is not None and record.embedding is not None
+        output = record.output[0].float()
+        scores = [schema.TargetScore(target=text, score=score(target, record)) for text, target in targets]
+        return schema.Erased(
+            way="tokens" if why is None else "pixels",
+            why=why,
+            top=best(served.model, output, 5) if trace.classifies else [],
+            classes=chances(served.model, output, asked.classes) if trace.classifies else [],
+            scores=scores,
+        )
+
+    return await engine.ask(served, work)
+
+
+def score(target: Target, record: Record) -> float | None:
+    assert record.output is not None and record.embedding is not None
+    return number(target(record.output.float(), record.embedding.float())[0])
+
+
+def removed_of(trace: Trace, removed: list[int]) -> list[int]:
+    gone, patches = sorted(set(removed)), trace.layout.patches
+    if gone and gone[-1] >= patches:
+        raise Problem(422, f"patch {gone[-1]} is out of range: there are patches 0 to {patches - 1}")
+    if len(gone) == patches:
+        raise Problem(422, "nothing would be left to look at; leave at least one patch")
+    return gone
+
+
+def without(trace: Trace, gone: list[int]) -> tuple[Record, str | None]:
+    """A run without these patches' tokens; where they cannot be taken out, with the patches greyed, and why."""
+    if not gone:
+        return trace.record(whole=True), None
+    with torch.no_grad():
+        try:
+            refuse_dropping(trace)
+        except Unsupported as error:
+            hidden = torch.zeros(1, trace.layout.patches, dtype=torch.bool, device=trace.images.device)
+            hidden[0, gone] = True
+            hide = hide_pixels(trace, filled(trace, "mean"))
+            return hide([0], hidden.view(1, *trace.layout.grid)), one_line(error)
+        left: Tensor = torch.tensor([sorted(set(range(trace.layout.patches)) - set(gone))], device=trace.images.device)
+        return run_keeping(trace, [0], kept_tokens(trace, left), known(trace, _cuts, can_cut)), None

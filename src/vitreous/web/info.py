@@ -1,0 +1,127 @@
+"""What there is: models, methods, metrics, samples, labels."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from vitreous.layout import Layout
+from vitreous.model import Model
+from vitreous.plot.colour import is_control, line_colour
+from vitreous.registry import METHODS, METRICS, Metric
+from vitreous.version import VERSION
+from vitreous.web import engine as engines
+from vitreous.web import schema
+from vitreous.web.common import ModelQuery, Served
+from vitreous.web.limits import FORMATS, bounded
+
+router = APIRouter()
+
+
+@router.get("/info")
+async def info(engine: Served) -> schema.Info:
+    """Everything that a page needs to draw itself."""
+    models = [await describe(engine, served) for served in engine.models.values()]
+    limits = engine.limits
+    return schema.Info(
+        version=VERSION,
+        models=models,
+        samples=[schema.Sample(id=sample, name=path.stem) for sample, path in engine.samples.items()],
+        limits=schema.LimitInfo(
+            upload_bytes=limits.upload_bytes,
+            pixels=limits.pixels,
+            methods=limits.methods,
+            targets=limits.targets,
+            maps=limits.maps,
+            examples=limits.examples,
+            concepts=limits.concepts,
+            formats=list(FORMATS),
+        ),
+        methods=[
+            schema.MethodInfo(
+                **{**declared.schema, "options": bounded(declared)},
+                level=declared.level,
+                control=is_control(declared.name),
+                colour=line_colour(declared.name),
+            )
+            for declared in METHODS.values()
+        ],
+        metrics=[
+            schema.MetricInfo(
+                **{k: v for k, v in declared.schema.items() if k not in ("masks", "again", "options")},
+                usable=usable(declared),
+                options=bounded(declared),
+            )
+            for declared in METRICS.values()
+        ],
+    )
+
+
+def usable(declared: Metric) -> bool:
+    """Can it be asked about one map: without masks, and without running the method again?"""
+    return not declared.masks and not declared.again
+
+
+async def describe(engine: engines.Engine, served: engines.Served) -> schema.ModelInfo:
+    model = served.model
+    trace = await engine.seen(served, next(iter(engine.samples)))
+    layout = trace.layout
+    return schema.ModelInfo(
+        name=served.name,
+        size=trace.size,
+        grid=layout.grid,
+        patch=layout.patch,
+        prefix=prefix_names(layout),
+        suffix=suffix_names(layout),
+        layers=layout.layers,
+        heads=engines.heads_of(trace),
+        classifies=trace.classifies,
+        classes=trace.output.shape[1] if trace.classifies else 0,
+        texts=engines.takes_text(model),
+        unsupported=engines.unsupported(model),
+    )
+
+
+def prefix_names(layout: Layout) -> list[str]:
+    """CLS first; what else the head reads beside it is a distillation token, the rest are registers."""
+    names = []
+    for i in range(layout.prefix):
+        read = i in layout.readout and len(layout.readout) <= layout.prefix
+        names.append("CLS" if i == 0 else "distillation" if read else f"register {i}")
+    return names
+
+
+def suffix_names(layout: Layout) -> list[str]:
+    first = layout.prefix + layout.patches
+    own = layout.prefix == 0
+    return ["CLS" if own and i == layout.suffix - 1 else f"register {first + i}" for i in range(layout.suffix)]
+
+
+@router.get("/labels")
+async def labels(
+    engine: Served,
+    model: ModelQuery = None,
+    q: Annotated[str, Query(max_length=100)] = "",
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+) -> list[schema.Label]:
+    """Classes whose label holds the words, the best match first; a number finds its class."""
+    found = search(engine.find(model).model, q.strip().lower(), limit)
+    return [schema.Label(index=index, label=label) for index, label in found]
+
+
+def search(model: Model, words: str, limit: int) -> list[tuple[int, str]]:
+    """Whole names, then names that begin with the words, then words that do, then the rest."""
+
+    def rank(index: int, label: str) -> int | None:
+        low = label.lower()
+        names = [name.strip() for name in low.split(",")]
+        if words == str(index) or words in names:
+            return 0
+        if any(name.startswith(words) for name in names):
+            return 1
+        return 2 if f" {words}" in low else 3 if words in low else None
+
+    ranked = [(rank(i, label), i, label) for i, label in model.labels.items()]
+    best = sorted((r, i, label) for r, i, label in ranked if r is not None)
+    return [(i, label) for _, i, label in best[:limit]]

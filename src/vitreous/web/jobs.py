@@ -1,0 +1,234 @@
+"""Long work: waits its turn, tells how far it is, and can be stopped at every step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from vitreous.errors import VitreousError
+from vitreous.progress import listening
+from vitreous.web.lane import Lane
+from vitreous.web.limits import Limits
+from vitreous.web.problems import Problem, of_error
+from vitreous.web.store import Store
+
+LOG = logging.getLogger("vitreous.web")
+OFTEN = 0.1  # seconds between two reports of progress
+BEAT = 15.0  # seconds after which a silent stream says that it lives
+GIVES_WAY = 2.0  # seconds, at every step, to short questions
+
+
+class Cancelled(Exception):
+    """Nobody wants it any more."""
+
+
+class Job:
+    """Events in order, and the state of progress between them."""
+
+    def __init__(self, client: str, limits: Limits) -> None:
+        self.id, self.client, self.limits = secrets.token_hex(12), client, limits
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.progress: dict[str, Any] | None = None
+        self.place: int | None = None
+        self.stopped, self.ended = threading.Event(), threading.Event()
+        self.step, self.steps = 0, 1
+        self.future: Future[None] | None = None
+        self.heard = time.monotonic()
+        self.began: float | None = None
+        self.listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------ told by a thread
+
+    def tell(self, name: str, data: dict[str, Any]) -> None:
+        """Something that every listener must hear, in this order."""
+        self.events.append((name, data))
+        self.progress = None
+        self.wake()
+
+    def wake(self) -> None:
+        with self._lock:
+            listeners = list(self.listeners)
+        for loop, event in listeners:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(event.set)
+
+    def report(self, progress: dict[str, Any]) -> None:
+        self.progress = {**progress, "step": self.step, "steps": self.steps}
+        self.wake()
+
+    def check(self) -> None:
+        """Raise if it is to end."""
+        now = time.monotonic()
+        if self.stopped.is_set():
+            raise Cancelled
+        if not self.listeners and now - self.heard > self.limits.patience:
+            raise Cancelled
+        if self.began is not None and now - self.began > self.limits.job_seconds:
+            said = f"this took more than {self.limits.job_seconds:.0f} seconds, which is all that this server gives"
+            raise Problem(503, f"{said}; ask for less at a time")
+
+    def run(self, work: Callable[[Job], None], quick: Lane) -> None:
+        """The whole job, in the thread of its lane."""
+        self.began, self.place = time.monotonic(), None
+        try:
+            with listening(Steps(self, quick)):
+                self.check()
+                work(self)
+            self.end("done", {"seconds": round(time.monotonic() - self.began, 3)})
+        except Cancelled:
+            self.end("cancelled", {})
+        except Exception as error:
+            note(error)
+            self.end("failed", of_error(error))
+
+    def end(self, name: str, data: dict[str, Any]) -> None:
+        """The last event."""
+        self.place = None
+        self.tell(name, data)
+        self.ended.set()
+
+    def over(self, after: int) -> bool:
+        """Is there nothing more to hear after so many events?"""
+        return self.ended.is_set() and after >= len(self.events)
+
+    # ---------------------------------------------------------------------------------------------- heard by a stream
+
+    async def stream(self, after: int) -> AsyncIterator[bytes]:
+        """Events as they come, from number `after` on, until the last."""
+        mine = asyncio.get_running_loop(), asyncio.Event()
+        with self._lock:
+            self.listeners.add(mine)
+        shown: tuple[Any, Any] = None, None
+        try:
+            while True:
+                mine[1].clear()
+                while after < len(self.events):
+                    name, data = self.events[after]
+                    after += 1
+                    yield sse(name, data, after)
+                    if name in ("done", "cancelled", "failed"):
+                        return
+                place, progress = self.place, self.progress
+                if place is not None and place != shown[0]:
+                    yield sse("queued", {"place": place})
+                if progress is not None and progress is not shown[1]:
+                    yield sse("progress", progress)
+                shown = place, progress
+                try:
+                    await asyncio.wait_for(mine[1].wait(), BEAT)
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            with self._lock:
+                self.listeners.discard(mine)
+                self.heard = time.monotonic()
+
+
+def sse(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+    head = "" if number is None else f"id: {number}\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
+
+
+def note(error: BaseException) -> None:
+    """Our own mistakes go to the log, whole."""
+    if not isinstance(error, VitreousError | Problem):
+        LOG.error("a job failed", exc_info=error)
+
+
+class Steps:
+    """Listens to a computation: passes on the outermost task, ends the job where it is to end, lets others pass."""
+
+    def __init__(self, job: Job, quick: Lane) -> None:
+        self.job, self.quick = job, quick
+        self.tasks: list[tuple[str, int, float]] = []  # what, total, when it began
+        self.told = 0.0
+
+    def begin(self, what: str, total: int) -> int:
+        self.job.check()
+        self.tasks.append((what, total, time.monotonic()))
+        self._tell(0)
+        return len(self.tasks) - 1
+
+    def move(self, task: int, done: int) -> None:
+        self.job.check()
+        self.quick.give_way(GIVES_WAY)
+        if task == 0 and time.monotonic() - self.told > OFTEN:
+            self._tell(done)
+
+    def end(self, task: int) -> None:
+        del self.tasks[task:]
+
+    def _tell(self, done: int) -> None:
+        what, total, began = self.tasks[0]
+        self.told = time.monotonic()
+        left = (self.told - began) / done * (total - done) if done else None
+        self.job.report({"what": what, "done": done, "total": total, "seconds_left": left and round(left, 2)})
+
+
+class Jobs:
+    """All jobs of a server, those that ended for a while."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.known: Store[str, Job] = Store(limits.jobs_kept)
+        self._lock = threading.Lock()
+        self._queues: dict[Lane, list[Job]] = {}  # the first one runs
+
+    def start(self, client: str, lane: Lane, quick: Lane, work: Callable[[Job], None]) -> Job:
+        """Into the queue, or a problem where it is full."""
+        mine = [job for job in self.known.values() if job.client == client and not job.ended.is_set()]
+        if len(mine) >= self.limits.own_jobs:
+            raise Problem(429, f"{len(mine)} of your jobs are not done yet; wait for one, or cancel it", retry=2)
+        job = Job(client, self.limits)
+
+        def run() -> None:
+            try:
+                job.run(work, quick)
+            finally:
+                self._leave(lane, job)
+
+        with self._lock:
+            queue = self._queues.setdefault(lane, [])
+            job.place = len(queue)
+            job.future = lane.submit(run)
+            queue.append(job)
+        self.known.put(job.id, job)
+        return job
+
+    def _leave(self, lane: Lane, job: Job) -> None:
+        """The others move up."""
+        with self._lock:
+            queue = self._queues[lane]
+            queue.remove(job)
+            waiting = [other for other in queue if other.place is not None]
+            for other in waiting:
+                other.place = queue.index(other)
+        for other in waiting:
+            other.wake()
+
+    def find(self, job: str) -> Job:
+        found = self.known.get(job)
+        if found is None:
+            raise Problem(404, "there is no such job; it may have ended long ago")
+        return found
+
+    def cancel(self, job: Job) -> None:
+        """Stop it within one step; one that still waits ends at once."""
+        job.stopped.set()
+        for lane, queue in list(self._queues.items()):
+            if job in queue and job.future is not None and lane.withdraw(job.future):
+                self._leave(lane, job)
+                job.end("cancelled", {})
+
+    def stop_all(self) -> None:
+        for job in self.known.values():
+            job.stopped.set()

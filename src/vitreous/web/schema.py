@@ -1,0 +1,301 @@
+"""What the API takes and gives. Every request is checked against these before anything else looks at it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+IMAGE = r"^(sample:[A-Za-z0-9_-]{1,64}|[0-9a-f]{32})$"
+HEX = r"^[0-9a-f]{24}$"
+
+ModelName = Annotated[str, Field(max_length=200, description="one of those named at start; nothing: the first")]
+ImageId = Annotated[str, Field(pattern=IMAGE, description="of an upload, or sample:NAME", examples=["sample:cat"])]
+MapId = Annotated[str, Field(pattern=HEX)]
+JobId = Annotated[str, Field(pattern=HEX)]
+ConceptId = Annotated[str, Field(pattern=HEX)]
+TargetText = Annotated[
+    str | Annotated[int, Field(ge=0, le=10**6)],
+    Field(examples=["top-1"], description="282, tiger cat, top-1, dog-cat, neuron:17, concept:NAME-or-ID, text:a dog"),
+]
+Number = float | None  # None: not a finite number
+
+
+class Asked(BaseModel):
+    """A request: nothing that is not named here."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457, application/problem+json)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+# -------------------------------------------------------------------------------------------------------------- info
+
+
+class ModelInfo(BaseModel):
+    name: str
+    size: tuple[int, int]  # height, width of its input
+    grid: tuple[int, int]
+    patch: tuple[int, int] | None
+    prefix: list[str]  # tokens before the patches: CLS, registers
+    suffix: list[str]
+    layers: int
+    heads: list[int]  # of each layer; empty where attention cannot be followed
+    classifies: bool
+    classes: int
+    texts: bool  # takes text: targets
+    unsupported: dict[str, str]  # method: why
+
+
+class Sample(BaseModel):
+    id: str
+    name: str
+
+
+class LimitInfo(BaseModel):
+    upload_bytes: int
+    pixels: int
+    methods: int
+    targets: int
+    maps: int
+    examples: int
+    concepts: int
+    formats: list[str]
+
+
+class MethodInfo(BaseModel):
+    name: str
+    family: str
+    summary: str
+    formula: str
+    cite: str
+    signed: bool
+    targeted: bool
+    attention: bool
+    tokens: bool
+    level: bool
+    control: bool
+    colour: str  # of its lines in charts
+    options: dict[str, Any]  # JSON schema of each
+
+
+class MetricInfo(BaseModel):
+    name: str
+    family: str
+    summary: str
+    formula: str
+    cite: str
+    better: Literal["higher", "lower"]
+    usable: bool  # can be asked of /api/curves
+    options: dict[str, Any]
+
+
+class Info(BaseModel):
+    version: str
+    models: list[ModelInfo]
+    samples: list[Sample]
+    limits: LimitInfo
+    methods: list[MethodInfo]
+    metrics: list[MetricInfo]
+
+
+class Label(BaseModel):
+    index: int
+    label: str
+
+
+class Chance(BaseModel):
+    """A class and how probable it is."""
+
+    index: int
+    label: str
+    probability: Number
+
+
+# ------------------------------------------------------------------------------------------------------------ explain
+
+
+class Uploaded(BaseModel):
+    id: str
+    name: str
+    width: int
+    height: int
+    note: str | None = None  # what was done to it, where a user may wonder
+
+
+class OfImage(Asked):
+    """A model and a photo."""
+
+    model: ModelName | None = None
+    image: ImageId
+
+
+class PredictAsked(OfImage):
+    top: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+class Prediction(BaseModel):
+    classes: list[Chance]
+    why: str | None = None  # why there are none
+
+
+class MethodAsked(Asked):
+    name: Annotated[str, Field(max_length=100, examples=["cdam"])]
+    options: Annotated[dict[str, Any], Field(max_length=32)] = {}
+
+
+class ExplainAsked(OfImage):
+    methods: Annotated[list[MethodAsked], Field(min_length=1, max_length=16)]
+    targets: Annotated[list[TargetText], Field(min_length=1, max_length=8)] = ["top-1"]
+
+
+class Started(BaseModel):
+    job: str
+
+
+class MapMeta(BaseModel):
+    """The SSE event `map`."""
+
+    id: str
+    method: str
+    options: dict[str, Any]  # those that differ from the default
+    target: str | None  # as asked; None: the method does not depend on one
+    resolved: str | None  # as the library writes it: "282"
+    title: str | None  # for people: "tabby 61%"
+    shape: tuple[int, int]
+    signed: bool
+    level: bool
+    control: bool
+    min: Number
+    max: Number
+    limits: tuple[float, float]  # where the colours end
+    seconds: float
+    cached: bool
+    notes: dict[str, Any]
+
+
+class FigureAsked(Asked):
+    maps: Annotated[list[MapId], Field(min_length=1, max_length=48)]
+    cells: bool = False
+
+
+class Snippet(BaseModel):
+    python: str
+    cli: str
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+
+
+class Share(BaseModel):
+    """Where the read-out of one layer looks, heads averaged; the sum is one."""
+
+    cls: float
+    registers: float
+    patches: float
+
+
+class AttentionInfo(BaseModel):
+    layers: int
+    heads: list[int]
+    tokens: int
+    grid: tuple[int, int]
+    prefix: list[str]
+    suffix: list[str]
+    readout: str  # what the head reads: "CLS", "the mean of the patches", …
+    share: list[Share]
+
+
+class RolloutAsked(OfImage):
+    discard: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    heads: Literal["mean", "min", "max"] = "mean"
+    residual: Annotated[float, Field(ge=0, le=1)] = 0.5
+    start_layer: Annotated[int, Field(ge=0, le=1000)] = 0
+
+
+# ----------------------------------------------------------------------------------------------------------- concepts
+
+
+class ConceptMade(BaseModel):
+    id: str
+    name: str
+    model: str
+    similarity: Literal["dot", "cosine", "l2"]
+    examples: list[str]
+
+
+# ------------------------------------------------------------------------------------------------------- faithfulness
+
+
+class CurvesAsked(Asked):
+    maps: Annotated[list[MapId], Field(min_length=1, max_length=16)]
+    metric: Annotated[str, Field(max_length=100)] = "deletion"
+    steps: Annotated[int, Field(ge=2, le=100)] | None = None  # None: the metric's own
+    target: TargetText = "top-1"  # for maps that do not depend on one
+    random: Annotated[int, Field(ge=0, le=20)] = 5  # random maps to compare with
+
+
+class Band(BaseModel):
+    """The same of random maps: mean, least and most at each point."""
+
+    mean: list[Number]
+    low: list[Number]
+    high: list[Number]
+    value: Number
+
+
+class CurveMeta(BaseModel):
+    """The SSE event `curve`."""
+
+    map: str
+    metric: str
+    target: str
+    title: str
+    better: Literal["higher", "lower"]
+    at: list[float] | None
+    values: list[Number] | None
+    value: Number
+    random: Band | None
+    order: list[int]  # patches, the most relevant first
+
+
+class EraseAsked(OfImage):
+    removed: Annotated[list[Annotated[int, Field(ge=0, le=10**6)]], Field(max_length=20_000)] = []
+    classes: Annotated[list[Annotated[int, Field(ge=0, le=10**6)]], Field(max_length=20)] = []
+    targets: Annotated[list[TargetText], Field(max_length=8)] = []
+
+
+class TargetScore(BaseModel):
+    target: str
+    score: Number
+
+
+class Erased(BaseModel):
+    way: Literal["tokens", "pixels"]
+    why: str | None  # why pixels
+    top: list[Chance]
+    classes: list[Chance]
+    scores: list[TargetScore]
+
+
+# ------------------------------------------------------------------------------------------------------------- inside
+
+
+class InsideAsked(OfImage):
+    target: TargetText = "top-1"
+    samples: Annotated[int, Field(ge=1, le=64)] = 16
+
+
+class InsideMeta(BaseModel):
+    """The SSE event `inside`."""
+
+    target: str
+    title: str
+    scores: list[list[Number]]  # CASS of each layer's heads

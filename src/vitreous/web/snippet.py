@@ -1,0 +1,138 @@
+"""The same maps without the page: as Python and as commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+from vitreous.errors import TargetError
+from vitreous.registry import METHODS
+from vitreous.sources import EMBEDDED
+from vitreous.web import schema
+from vitreous.web.engine import Engine, Held, Served, Source
+from vitreous.web.targets import find_held
+
+CONCEPT = re.compile(r"concept:\s*([\w .-]+?)\s*(?=$|-\s*(?:text|concept|neuron):)", re.IGNORECASE)
+Method = schema.MethodAsked
+
+
+def write(engine: Engine, served: Served, asked: schema.ExplainAsked) -> schema.Snippet:
+    concepts = {name: held for text in map(str, asked.targets) for name, held in concepts_in(engine, served, text)}
+    targets = list(dict.fromkeys(named(str(text), concepts) for text in asked.targets))
+    held = list({one.concept.name: one for one in concepts.values()}.values())
+    photo = engine.name_of(asked.image)
+    packaged = asked.image in engine.samples
+    return schema.Snippet(
+        python=python(served.source, photo, packaged, asked.methods, targets, held),
+        cli=command(
+            served.source, f"src/vitreous/assets/photos/{photo}" if packaged else photo, asked.methods, targets, held
+        ),
+    )
+
+
+def concepts_in(engine: Engine, served: Served, text: str) -> list[tuple[str, Held]]:
+    found = []
+    for name in CONCEPT.findall(text):
+        held = find_held(engine, served, name)
+        if held is None:
+            raise TargetError(f"there is no concept {name[:60]!r} here; make it in the Concepts tab")
+        found.append((name, held))
+    return found
+
+
+def named(text: str, concepts: dict[str, Held]) -> str:
+    """A target with its concepts by name, not by id."""
+    return CONCEPT.sub(lambda found: f"concept:{concepts[found[1]].concept.name}", text)
+
+
+# -------------------------------------------------------------------------------------------------------------- python
+
+
+def python(
+    source: Source, photo: str, packaged: bool, methods: list[Method], targets: list[str], concepts: list[Held]
+) -> str:
+    """One forward pass, shared by all maps."""
+    where = f'Path(vitreous.__file__).parent / "assets/photos" / {photo!r}' if packaged else repr(photo)
+    lines = ["from pathlib import Path", ""] if packaged else []
+    lines += ["import vitreous", "from vitreous.trace import Trace", ""]
+    lines += [f"model = vitreous.load({loading(source)})"]
+    for held in concepts:
+        c = held.concept
+        lines.append(
+            f"vitreous.Concept.from_images(model, {list(c.examples)!r}, {c.similarity!r}, name={c.name!r})"
+            f".save({f'vitreous-concepts/{c.name}.safetensors'!r})"
+        )
+    lines += [f"trace = Trace(model, [{where}])  # one forward pass, shared", "maps = ["]
+    lines += [f"    {calling(one)}," for one in methods if not METHODS[one.name].targeted]
+    lines += [f"    {calling(one, target)}," for target in targets for one in methods if METHODS[one.name].targeted]
+    return "\n".join([*lines, "]", ""])
+
+
+def loading(source: Source) -> str:
+    told = [] if source.spec in (None, EMBEDDED) else [repr(source.spec)]
+    told += [f"weights={file_name(source.weights)!r}"] if source.weights else []
+    told += [f"img_size={source.img_size!r}"] if source.img_size else []
+    return ", ".join(told)
+
+
+def calling(one: Method, target: str | None = None) -> str:
+    asked = "" if target is None else f", target={target!r}"
+    return (
+        f"vitreous.explain(model, trace, {one.name!r}{asked}{''.join(f', {k}={v!r}' for k, v in one.options.items())})"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+
+
+def command(source: Source, photo: str, methods: list[Method], targets: list[str], concepts: list[Held]) -> str:
+    """One command where that can say it: a method with two settings, or a target with a comma, needs more."""
+    model = loaded(source)
+    lines = [
+        words("vitreous", "concept", "build", c.name, *c.examples, *model, "--similarity", c.similarity)
+        for c in (held.concept for held in concepts)
+    ]
+    sets = [targets] if not any("," in target for target in targets) else [[target] for target in targets]
+    for some in rounds(methods):
+        targeted = any(METHODS[one.name].targeted for one in some)
+        settings = [f"{one.name}.{key}={value_text(value)}" for one in some for key, value in one.options.items()]
+        chosen = ["--method", ",".join(one.name for one in some), *(w for s in settings for w in ("--set", s))]
+        for part in sets if targeted else [[]]:
+            asked = ["--target", ",".join(part)] if part else []
+            lines.append(words("vitreous", "explain", photo, *model, *chosen, *asked))
+    return "\n".join(lines) + "\n"
+
+
+def rounds(methods: list[Method]) -> list[list[Method]]:
+    """Each method once in each."""
+    found: list[list[Method]] = []
+    for one in methods:
+        free = next((some for some in found if one.name not in [other.name for other in some]), None)
+        if free is None:
+            found.append([one])
+        else:
+            free.append(one)
+    return found
+
+
+def loaded(source: Source) -> list[str]:
+    told = [] if source.spec in (None, EMBEDDED) else ["--model", str(source.spec)]
+    told += ["--weights", file_name(source.weights)] if source.weights else []
+    size = source.img_size
+    told += ["--img-size", "x".join(map(str, size)) if isinstance(size, tuple) else str(size)] if size else []
+    return told
+
+
+def file_name(path: str) -> str:
+    """Where a server keeps its files is nobody's business."""
+    return re.split(r"[\\/]", path)[-1]
+
+
+def value_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def words(*given: str) -> str:
+    return shlex.join(given)

@@ -1,0 +1,75 @@
+"""Targets from requests: as in the library, but no name in them ever reaches the file system."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vitreous.concept import Concept
+from vitreous.errors import TargetError
+from vitreous.target import Contrast, Target, classes, fix, no_classifier, parse, parse_kind, single, title
+from vitreous.trace import Trace
+from vitreous.web.engine import Engine, Held, Served
+
+KINDS = re.compile(r"\s*-\s*(?=(?:text|concept|neuron):)", re.IGNORECASE)
+LONGEST = 300
+
+
+def resolve(engine: Engine, served: Served, trace: Trace, asked: str | int) -> Target:
+    """The target that was asked for; concepts are those that this server holds."""
+    text = str(asked).strip()
+    if len(text) > LONGEST:
+        raise TargetError(f"a target of {len(text)} letters is too long")
+    found = read(engine, served, text, trace.output.shape[1])
+    if classes(found) and not trace.classifies:
+        raise no_classifier(served.name)
+    return found
+
+
+def read(engine: Engine, served: Served, text: str, outputs: int) -> Target:
+    kind, colon, rest = text.partition(":")
+    parts = KINDS.split(text)
+    if len(parts) == 2 and all(parts):
+        one, other = (read(engine, served, part, outputs) for part in parts)
+        return Contrast(one, other)
+    if colon and kind.lower() == "concept":
+        return find_concept(engine, served, rest.strip())
+    if colon and kind.lower() == "text":
+        return parse_kind("text", rest.strip(), served.model, outputs)
+    if "concept:" in text.lower() or ";" in text:
+        raise TargetError(f"{text[:60]!r} is not one target; give a class, top-1, a-b or concept:NAME")
+    return parse(text, served.model, outputs)
+
+
+def find_concept(engine: Engine, served: Served, name: str) -> Target:
+    found = find_held(engine, served, name)
+    if found is None:
+        raise TargetError(f"there is no concept {name[:60]!r} here; make it in the Concepts tab")
+    if found.model != served.name:
+        raise TargetError(f"the concept {found.concept.name!r} was made with {found.model}; make it with {served.name}")
+    return found.concept
+
+
+def find_held(engine: Engine, served: Served, name: str) -> Held | None:
+    """A concept by its id, else the last used of this name."""
+    named = [one for one in engine.concepts.values() if one.concept.name == name and one.model == served.name]
+    return engine.concepts.get(name) or (named[-1] if named else None)
+
+
+def settle(target: Target, trace: Trace) -> Target:
+    """With the best class named."""
+    return single(fix(target, trace.output))
+
+
+def heading(target: Target, trace: Trace) -> str:
+    """For people."""
+    return title(target, trace.model, trace.output, 0)
+
+
+def identify(target: Target) -> Any:
+    """What makes two targets the same."""
+    if isinstance(target, Contrast):
+        return identify(target.one), identify(target.other)
+    if isinstance(target, Concept):
+        return str(target), target.similarity, target.vector.numpy().tobytes()
+    return str(target)

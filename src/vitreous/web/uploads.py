@@ -1,0 +1,103 @@
+"""Pictures from strangers: size, kind and pixels are looked at before anything is decoded, and no file is written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from vitreous import pictures
+from vitreous.errors import InputError, one_line
+from vitreous.pictures import Picture
+from vitreous.web.limits import FORMATS, Limits
+from vitreous.web.problems import Problem
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a form."""
+
+    name: str
+    held: bytes
+
+
+@dataclass(frozen=True)
+class Form:
+    files: list[Part]
+    fields: dict[str, str]
+
+
+async def read_form(request: Request, most_bytes: int, files: int, fields: int) -> Form:
+    """A multipart form, in memory from first to last."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Problem(415, "send the picture as multipart/form-data")
+    try:
+        body = await request.body()  # the guard counts while it arrives
+    except ClientDisconnect:
+        raise Problem(400, "the body ended too early") from None
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(request.headers, stream(), max_files=files, max_fields=fields, max_part_size=2000)
+    parser.spool_max_size = most_bytes + 1  # nothing goes to disk
+    try:
+        form = await parser.parse()
+    except (MultiPartException, ValueError, KeyError, AssertionError, LookupError) as error:
+        raise Problem(400, f"the form cannot be read ({one_line(error, 100)})") from None
+    found = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    parts = [Part(clean(one.filename or ""), await one.read()) for one in found]
+    texts = {key: value for key, value in form.multi_items() if isinstance(value, str)}
+    await form.close()
+    return Form(parts, texts)
+
+
+def clean(name: str) -> str:
+    """A file's name without folders and odd signs: for people to read, never to open."""
+    last = re.split(r"[\\/]", name)[-1]
+    kept = "".join(c for c in last if c.isprintable())
+    return kept[:100].strip() or "picture"
+
+
+def open_picture(part: Part, limits: Limits) -> Picture:
+    """An upright RGB picture; its kind and its size are read from the header before it is decoded."""
+    if not part.held:
+        raise Problem(415, f"{part.name}: the file is empty")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(part.held), formats=FORMATS) as image:
+                wide, high = image.size
+                if wide * high > limits.pixels:
+                    most = limits.pixels // 10**6
+                    raise Problem(413, f"{part.name}: {wide}×{high} is more than {most} megapixels; shrink it first")
+                pictures.check_size(wide, high, part.name)
+                note = pictures.remark(image, Path(part.name))
+                return Picture(pictures.upright(image, part.name), part.name, note)
+        except Problem:
+            raise
+        except InputError as error:
+            raise Problem(415, one_line(error)) from None
+        except Image.DecompressionBombError:
+            raise Problem(413, f"{part.name}: is too large to open safely; shrink it first") from None
+        except Exception as error:  # Pillow's readers raise all sorts
+            kinds = ", ".join(FORMATS)
+            raise Problem(415, f"{part.name}: is not a picture this server reads ({kinds})") from error
+
+
+def identity(held: bytes) -> str:
+    return hashlib.sha256(held).hexdigest()[:32]
+
+
+def weight(picture: Picture) -> int:
+    """Bytes that a decoded picture takes."""
+    return 3 * picture.image.width * picture.image.height
