@@ -15,10 +15,11 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class Reader:
     preprocess: Preprocess
     shown: frozenset[int] = frozenset()
     masked: bool = False  # are masks wanted?
-    piped: bool = False  # is there too little shared memory to hand images over in?
+    sends: Literal["", "shared", "piped"] = ""  # how images reach another process: shared memory, or a pipe
 
     def __getitem__(self, numbers: list[int]) -> Loaded:
         found = Loaded()
@@ -88,9 +89,16 @@ class Reader:
                 found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
         for same in sizes.values():
             names, images, masks = zip(*same)
-            stacked = torch.stack(images)
-            found.batches.append(Batch(list(names), stacked.numpy() if self.piped else stacked, list(masks)))
+            found.batches.append(Batch(list(names), self._packed(torch.stack(images)), list(masks)))
         return found
+
+    def _packed(self, images: Tensor) -> Tensor | np.ndarray:
+        """Ready to be sent; where shared memory is refused, it goes through the pipe."""
+        if self.sends == "shared":
+            with suppress(RuntimeError):
+                images.share_memory_()  # type: ignore[no-untyped-call]
+                return images
+        return images.numpy() if self.sends else images
 
     def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
         sample = self.samples[number]
@@ -131,7 +139,7 @@ def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> I
     if workers < 1 or not can_fork_or_pickle(reader):
         yield from in_threads(reader, groups, max(1, workers))
         return
-    reader = replace(reader, piped=not has_room(reader, max(map(len, groups)), workers))
+    reader = replace(reader, sends="shared" if has_room(reader, max(map(len, groups)), workers) else "piped")
     done, revivals = 0, 0
     while done < len(groups):
         try:
@@ -142,7 +150,7 @@ def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> I
             died = "exited unexpectedly" in str(error) or not isinstance(error, RuntimeError)  # … with what it had made
             if not died or revivals == REVIVALS:
                 raise
-            revivals += 1
+            reader, revivals = replace(reader, sends="piped"), revivals + 1
 
 
 def has_room(reader: Reader, batch: int, workers: int) -> bool:

@@ -65,6 +65,12 @@ class Trace:
             kept = self._record = self.run(images, whole=whole, grad=grad, since=since)
         return kept
 
+    def fork(self) -> Trace:
+        """The same recorded run for someone else: what they add (graphs for gradients) goes with them."""
+        other = Trace(self.model, self.images)
+        other._record = self._record
+        return other
+
     def cut(self, layer: int = -1) -> Record:
         """A run that is differentiable only from the tokens that enter a layer's attention (`entry`)."""
         number = self.layer_number(layer)

@@ -53,12 +53,17 @@ def scores_keeping(
 ) -> VariantScores:
     """The score of image `rows[i]` with the tokens `keep[i]` only: the others are cut out, so that it costs less."""
     refuse_dropping(trace)
-    cut = known(trace, _cuts, can_cut)
+    cut = cuts(trace)
 
     def run(part: slice) -> Record:
         return run_keeping(trace, rows[part], keep[part], cut)
 
     return scores_each(trace, target, rows, run, what, keep.shape[1] / trace.layout.tokens if cut else 1.0)
+
+
+def cuts(trace: Trace) -> bool:
+    """Does cutting tokens out of the sequence give what hiding them from attention gives?"""
+    return known(trace, _cuts, can_cut)
 
 
 def scores_each(

@@ -13,7 +13,7 @@ from vitreous.api import why_not
 from vitreous.attribution import Attribution
 from vitreous.batches import from_jpeg
 from vitreous.errors import Unsupported
-from vitreous.head_similarity import class_saliency, head_maps, pool_patches, similarities
+from vitreous.head_similarity import class_saliency, head_maps, pool_patches, similarities, weighted_heads
 from vitreous.model import Model
 from vitreous.registry import METHODS
 from vitreous.study.findings import Chart, Findings
@@ -66,9 +66,10 @@ class Cass(Kind):
             scores = similarities(trace, phi, self.space)  # [B L H]
             small = phi if self.space == "patch" else pool_patches(phi, trace.layout.grid)
             parts = {i: self.parts(trace, i, small) for i, shown in enumerate(scene.shown) if shown}
+            weighted = weighted_heads(trace, scores).float().cpu().numpy()
         found = scores.float().cpu().numpy()
         errors = dict.fromkeys(np.flatnonzero(~np.isfinite(found).all((1, 2))).tolist(), "a head attends to nothing")
-        return {"cass": Outcome({"cass": list(found.reshape(len(found), -1))}, parts=parts, errors=errors)}
+        return {"cass": Outcome({"cass": list(found.reshape(len(found), -1))}, weighted, parts, errors=errors)}
 
     def parts(self, trace: Any, index: int, phi: torch.Tensor) -> np.ndarray:
         """φ and every head's map of one image, [1 + L·H h w]."""

@@ -235,13 +235,6 @@ def gone() -> Problem:
     return Problem(404, "this photo is not here (any more); send it again")
 
 
-def fork(trace: Trace) -> Trace:
-    """The same recorded run for one job: what the job adds (graphs for gradients) goes when it ends."""
-    other = Trace(trace.model, trace.images)
-    other._record = trace._record
-    return other
-
-
 def footprint(trace: Trace) -> int:
     """Bytes that a recorded run holds."""
     record = trace.record(whole=True)

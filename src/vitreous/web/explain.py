@@ -36,7 +36,7 @@ from vitreous.web.common import (
     number,
     numbers,
 )
-from vitreous.web.engine import Engine, Kept, fork, key_of
+from vitreous.web.engine import Engine, Kept, key_of
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
@@ -125,7 +125,7 @@ async def explain(engine: Served, client: Client, asked: schema.ExplainAsked) ->
 
     def work(job: Job) -> None:
         job.steps = len(wanted)
-        trace = fork(engine.trace(served, asked.image))
+        trace = engine.trace(served, asked.image).fork()
         for job.step, (method, values, target) in enumerate(wanted, 1):
             job.check()
             job.report({"what": method.name, "done": 0, "total": 1, "seconds_left": None})

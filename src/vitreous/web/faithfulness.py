@@ -17,11 +17,11 @@ from vitreous.progress import steps
 from vitreous.registry import METHODS, METRICS, Metric
 from vitreous.target import Target
 from vitreous.trace import Record, Trace
-from vitreous.variants import _cuts, can_cut, known, refuse_dropping, run_keeping
+from vitreous.variants import cuts, refuse_dropping, run_keeping
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import JOB, Client, Served, best, chances, each_number, number
-from vitreous.web.engine import Engine, Kept, fork
+from vitreous.web.engine import Engine, Kept
 from vitreous.web.info import usable
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
@@ -70,7 +70,7 @@ def one_curve(
     values: dict[str, Any],
     asked: schema.CurvesAsked,
 ) -> schema.CurveMeta:
-    trace = fork(engine.trace(served, one.image))
+    trace = engine.trace(served, one.image).fork()
     target = one.target or settle(resolve(engine, served, trace, asked.target), trace)
     case = Case(trace, one.attribution.map.to(trace.images.device), target)
     found = measure(declared, case, values)
@@ -176,4 +176,4 @@ def without(trace: Trace, gone: list[int]) -> tuple[Record, str | None]:
             hide = hide_pixels(trace, filled(trace, "mean"))
             return hide([0], hidden.view(1, *trace.layout.grid)), one_line(error)
         left: Tensor = torch.tensor([sorted(set(range(trace.layout.patches)) - set(gone))], device=trace.images.device)
-        return run_keeping(trace, [0], kept_tokens(trace, left), known(trace, _cuts, can_cut)), None
+        return run_keeping(trace, [0], kept_tokens(trace, left), cuts(trace)), None

@@ -16,7 +16,6 @@ from vitreous.registry import METHODS
 from vitreous.trace import Trace
 from vitreous.web import schema
 from vitreous.web.common import BINARY, JOB, Client, ImageQuery, Layer, ModelQuery, Served, each_number, numbers
-from vitreous.web.engine import fork
 from vitreous.web.jobs import Job
 from vitreous.web.look import Head, Token, looked, one_head, query
 from vitreous.web.targets import heading, resolve, settle
@@ -31,7 +30,7 @@ async def inside(engine: Served, client: Client, asked: schema.InsideAsked) -> s
     engine.expect(asked.image)
 
     def work(job: Job) -> None:
-        trace = fork(engine.trace(served, asked.image))
+        trace = engine.trace(served, asked.image).fork()
         refuse(trace, METHODS["cass_attention"])
         target = settle(resolve(engine, served, trace, asked.target), trace)
         with torch.no_grad():
