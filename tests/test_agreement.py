@@ -17,19 +17,8 @@ from vitreous.errors import InputError
 from vitreous.plot.figure import png_bytes
 from vitreous.plot.pairs import Bin, attention_figure, correlation_figure, pairs_figure
 from vitreous.statistic import intervals
-from vitreous.study.agreement import (
-    CORRELATION,
-    FINE,
-    SAMPLE,
-    SPARSITY,
-    Agreement,
-    Pooled,
-    Sample,
-    percent,
-    quantile,
-    sparsity,
-    spell,
-)
+from vitreous.study.agreement import FINE, SAMPLE, Agreement, Pooled, Sample, quantile, sparsity
+from vitreous.study.claims import CORRELATION, SPARSITY, percent, spell
 from vitreous.study.findings import Findings
 
 FOUR = ("attention", "cdam", "gae", "token_ablation")

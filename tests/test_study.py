@@ -264,6 +264,24 @@ def test_leaderboard_is_that_of_evaluate(small: Model, album: Path, tmp_path: Pa
     assert set(again.costs()) == {"random", "centre", "gae"}
 
 
+def test_masks_go_with_their_pictures(small: Model, album: Path, tmp_path: Path) -> None:
+    """In worker processes too; a mask that cannot be used leaves its reason."""
+    for name in names(album):
+        mask = Image.new("L", (90, 60))
+        mask.paste(255, (20, 10, 70, 50))
+        (tmp_path / "masks" / name).parent.mkdir(parents=True, exist_ok=True)
+        mask.save(tmp_path / "masks" / name)
+    (tmp_path / "masks" / "hound/9.png").write_bytes(b"not a mask")
+    given: dict[str, Any] = {"methods": "gae", "metrics": "energy_in_mask", "masks": tmp_path / "masks"}
+    study = run_study("leaderboard", album, small, tmp_path / "out", **given, batch=2, shard=4, workers=2)
+    board = vitreous.run_leaderboard(small, album, "gae", "energy_in_mask", masks=tmp_path / "masks")
+    table = study.to_pandas()
+    mine = table[table["method"] == "gae"].set_index("image")
+    for n, sample in enumerate(board.data.samples):
+        np.testing.assert_allclose(mine["energy_in_mask"][sample.name], board.values[2, 0, n], rtol=1e-4)
+    assert np.isfinite(mine["energy_in_mask"]).sum() == 8 and "no mask" in mine["missing"]["hound/9.png"]
+
+
 @pytest.mark.usefixtures("own")
 def test_what_fails_fails_alone(small: Model, album: Path, tmp_path: Path) -> None:
     bright = max(
