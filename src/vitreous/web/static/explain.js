@@ -1,0 +1,253 @@
+// Methods × targets, filled map by map.
+
+import * as api from "./api.js";
+import { cursor, MapView, onCursor, redraw } from "./draw.js";
+import { choose } from "./methods.js";
+import { nameOfPhoto } from "./rail.js";
+import { set, state, written } from "./state.js";
+import { announce, button, byId, el, number, percent, placeOf, problem, progress, save, toast } from "./ui.js";
+import { here, method, model, nameOf, photo, short, world } from "./world.js";
+
+const cells = new Map(); // method|target: cell
+const lead = el("p.lead");
+const trouble = el("div");
+const bar = progress();
+const table = el("table.grid");
+let done = ""; // the question that is answered or being answered
+let focused = null;
+let heads = [];
+
+const free = (one) => method(one.name)?.targeted === false; // of targets
+const keyOf = (one, target) => `${written(one)}|${free(one) ? "" : target}`;
+const question = () => JSON.stringify([here(), state.methods, state.targets]);
+
+/** What the server is asked for, in the order in which it answers. */
+const wanted = () =>
+  state.targets.flatMap((target, i) =>
+    state.methods.filter((one) => i === 0 || !free(one)).map((one) => ({ one, target, key: keyOf(one, target) })));
+
+export const explain = {
+  begin(panel) {
+    panel.append(el("div.head", lead, bar, button("Methods …", () => open(), { id: "methods" })),
+      trouble, el("div.scroll", table));
+    onCursor(() => speak());
+  },
+
+  /** Ask for what is missing, and draw. */
+  update(what) {
+    if (what.has("classes") || what.has("model") || what.has("image")) tell();
+    if (question() !== done) this.run();
+    else if (what.has("classes")) heads.forEach((head) => head());
+    rescale();
+  },
+
+  run() {
+    const old = done ? JSON.parse(done)[0] : null;
+    const where = here();
+    done = question();
+    bar.stop();
+    trouble.replaceChildren();
+    if (old?.image !== where.image || old?.model !== where.model) forget();
+    const asked = wanted();
+    build(asked);
+    const missing = asked.filter(({ key }) => !cells.get(key).meta);
+    if (!missing.length) return;
+    let next = 0;
+    bar.run(api.job("explain", { ...where, methods: state.methods, targets: state.targets }), (name, told) => {
+      if (name === "map") return cells.get(asked[next++]?.key)?.fill(told);
+      if (name === "problem") return cells.get(asked[next++]?.key)?.fail(told);
+      if (name !== "done") trouble.replaceChildren(problem(name === "cancelled" ? "Cancelled." : told, again));
+      for (const { key } of asked.slice(next)) cells.get(key)?.stop();
+    });
+  },
+
+  /** The maps that are shown, in order. */
+  maps: () => [...new Set(wanted().map(({ key }) => cells.get(key)))].filter((cell) => cell?.meta),
+  busy: () => bar.ended(),
+
+  actions() {
+    const figure = async () => {
+      const maps = this.maps().map((cell) => cell.meta.id);
+      if (!maps.length) return toast("There is no map yet.");
+      const name = nameOfPhoto().replace(/\.\w+$/, "");
+      save(await api.file("figure", { maps, cells: state.cells }), `${name}-vitreous.png`);
+    };
+    const numbers = () => {
+      const cell = this.maps().includes(focused) ? focused : this.maps()[0];
+      if (!cell) return toast("There is no map yet.");
+      el("a", { href: `/api/maps/${cell.meta.id}.npz`, download: `${cell.meta.method}.npz` }).click();
+    };
+    const safely = (work) => () => Promise.resolve(work()).catch((error) => toast(error.message));
+    return el("div.actions", { role: "group", "aria-label": "Take away" },
+      button("PNG", safely(figure), { title: "A figure of all maps", id: "png" }),
+      button("NPZ", safely(numbers), { title: "The numbers of the framed map", id: "npz" }),
+      button("Copy Python", safely(() => copy("python", "Python")), { id: "python" }),
+      button("Copy CLI", safely(() => copy("cli", "Command")), { id: "cli" }));
+  },
+};
+
+function again() {
+  done = "";
+  explain.run();
+}
+
+function open(first = null) {
+  choose((methods) => set({ methods }), first);
+}
+
+function tell() {
+  const best = world.classes[0];
+  lead.replaceChildren(...(best
+    ? [el("b", `${model().name} sees ${short(best.label)} (${percent(best.probability)}).`),
+       " Orange speaks for a target, blue against it.",
+       " Point at a patch to read all maps there; click a class to add a row."]
+    : [world.why ?? `${model().name} is looking at the photo …`]));
+}
+
+function forget() {
+  for (const cell of cells.values()) cell.view.remove();
+  cells.clear();
+  focused = null;
+}
+
+/** Rows and columns; cells that stay keep their maps. */
+function build(asked) {
+  const held = new Set(asked.map(({ key }) => key));
+  for (const [key, cell] of cells) {
+    if (held.has(key)) continue;
+    cell.view.remove();
+    cells.delete(key);
+  }
+  for (const { one, key, target } of asked) {
+    if (!cells.has(key)) cells.set(key, new Cell(one, free(one) ? null : target));
+    else if (!cells.get(key).meta) cells.get(key).wait();
+  }
+  if (!focused || ![...cells.values()].includes(focused)) focus(cells.get(asked[0].key));
+  heads = [];
+  const columns = state.methods.map((one) => el("th", { scope: "col" }, columnHead(one)));
+  const rows = state.targets.map((target, row) => {
+    const head = el("th", { scope: "row" });
+    heads.push(() => head.replaceChildren(...rowHead(target)));
+    heads.at(-1)();
+    const parts = state.methods.flatMap((one) => {
+      if (free(one) && row > 0) return [];
+      const { td } = cells.get(keyOf(one, target));
+      td.rowSpan = free(one) ? state.targets.length : 1;
+      return [td];
+    });
+    return el("tr", head, ...parts);
+  });
+  table.replaceChildren(el("thead", el("tr", el("td"), columns)), el("tbody", rows));
+  table.style.setProperty("--columns", state.methods.length);
+  table.style.setProperty("--rows", Math.min(2, state.targets.length));
+}
+
+function columnHead(one) {
+  const options = Object.entries(one.options).map(([key, value]) => `${key} ${value}`).join(", ");
+  const others = state.methods.filter((other) => other !== one);
+  const { family = "", summary = "", formula = "" } = method(one.name) ?? {};
+  const note = options || (free(one) ? "same for all targets" : family.replace("_", " "));
+  const drop = () => {
+    set({ methods: others });
+    byId("methods").focus();
+  };
+  return el("div.column",
+    button([one.name, el("small", note)], () => open(one.name), { className: "name", title: `${summary}\n${formula}` }),
+    others.length > 0 && button("×", drop, { className: "close", ariaLabel: `Remove ${one.name}` }));
+}
+
+function rowHead(target) {
+  const title = state.methods.map((one) => cells.get(keyOf(one, target))?.meta?.title).find(Boolean);
+  const found = /^(.*) (\d+%)$/.exec(title ?? "");
+  const rank = /^top-?\d+$/.test(target) ? el("small", target) : "";
+  if (!found || found[1].includes("rather than")) return [el("span", title ?? nameOf(target)), rank];
+  return [el("span", short(found[1])), el("small", found[2]), rank];
+}
+
+function focus(cell) {
+  focused?.td.classList.remove("focused");
+  focused = cell;
+  cell?.td.classList.add("focused");
+}
+
+/** One map of the grid. */
+class Cell {
+  constructor(one, target) {
+    Object.assign(this, { one, target, meta: null });
+    const { grid, size } = model();
+    this.view = new MapView({ photo: photo(), grid, size, name: this.name });
+    this.note = el("div.note");
+    this.td = el("td", this.view.node, this.view.legend.node, this.note);
+    this.td.addEventListener("focusin", () => focus(this));
+    this.td.addEventListener("click", () => focus(this));
+    this.wait();
+  }
+
+  get name() {
+    return this.target === null ? this.one.name : `${this.one.name} for ${nameOf(this.target)}`;
+  }
+
+  wait() {
+    this.td.className = `${this.td.classList.contains("focused") ? "focused " : ""}waiting`;
+    this.note.replaceChildren();
+  }
+
+  async fill(meta) {
+    this.meta = meta;
+    try {
+      const values = await api.map(meta.id);
+      this.td.classList.remove("waiting");
+      this.view.name = this.name;
+      this.view.show(values, meta);
+      const notes = Object.entries(meta.notes).map(([key, value]) => `${key}: ${JSON.stringify(value)}`);
+      const range = `from ${number(meta.min)} to ${number(meta.max)}`;
+      this.view.legend.node.title = [range, `${meta.seconds.toFixed(2)} s`, ...notes].join("\n");
+      heads.forEach((head) => head());
+      rescale();
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  fail(told) {
+    this.meta = null;
+    this.td.classList.remove("waiting");
+    this.td.classList.add("failed");
+    this.note.replaceChildren(problem(told));
+  }
+
+  stop() {
+    if (!this.meta) this.td.classList.remove("waiting");
+  }
+}
+
+/** Limits of each map, or one pair for all maps of a method. */
+function rescale() {
+  const shown = explain.maps();
+  for (const cell of shown) {
+    const alike = state.same ? shown.filter((other) => other.one.name === cell.one.name) : [cell];
+    const ends = alike.flatMap((one) => one.meta.limits);
+    cell.view.limits = [Math.min(...ends), Math.max(...ends)];
+  }
+  redraw();
+}
+
+/** The values under the cross-hair, read aloud where keys moved it. */
+function speak() {
+  if (state.tab !== "explain" || cursor.patch === null || !document.activeElement?.matches(".map")) return;
+  const told = explain.maps().map((cell) => `${cell.name} ${number(cell.view.at(cursor.patch))}`);
+  announce(`${placeOf(cursor.patch, model().grid)}: ${told.join(", ")}`);
+}
+
+async function copy(kind, title) {
+  const told = await api.post("snippet", { ...here(), methods: state.methods, targets: state.targets });
+  try {
+    await navigator.clipboard.writeText(told[kind]);
+    toast(`${title} copied (${told[kind].trim().split("\n").length} lines).`);
+  } catch {
+    const dialog = byId("dialog");
+    dialog.replaceChildren(el("h2", { id: "dialog-title" }, title), el("pre", { tabIndex: 0 }, told[kind]),
+      el("footer", button("Close", () => dialog.close(), { className: "strong" })));
+    dialog.showModal();
+  }
+}

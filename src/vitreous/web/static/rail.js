@@ -1,0 +1,201 @@
+// The left rail: photo, samples, the model's best classes, search, chosen targets.
+
+import * as api from "./api.js";
+import { MapView } from "./draw.js";
+import { set, state } from "./state.js";
+import { announce, button, byId, droppable, el, link, percent, problem, toast } from "./ui.js";
+import { classOf, learn, model, nameOf, photo, short, world } from "./world.js";
+
+const well = el("div.well");
+const samples = el("div.samples", { role: "group", "aria-label": "Sample photos" });
+const said = el("div");
+const bars = el("div.bars");
+const chips = el("ul.chips", { "aria-label": "Targets" });
+const more = el("div.more");
+let view = null;
+let drawn = null; // the classes that are shown
+
+export function begin() {
+  const pick = el("input", { type: "file", accept: "image/*", className: "unseen", id: "file" });
+  pick.addEventListener("change", () => {
+    if (pick.files.length) upload(pick.files[0]);
+    pick.value = "";
+  });
+  const drop = el("label.pick", { htmlFor: "file" }, el("b", "Choose a photo"), el("span", "or drop, paste"));
+  byId("rail").append(
+    el("div.sheet-head", el("h2", "Photo and targets"), button("Done", () => openSheet(false))),
+    el("div.sight", well, samples), el("div.sources", pick, drop), said,
+    el("h2", "What the model sees"), bars,
+    el("h2", "Targets"), finder(), chips, more,
+  );
+  droppable(document.body, ([first]) => upload(first));
+  document.addEventListener("paste", (event) => {
+    const found = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
+    if (found) upload(found);
+  });
+  byId("sheet").addEventListener("click", () => openSheet(byId("sheet").ariaExpanded !== "true"));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && openSheet(false));
+}
+
+function openSheet(open) {
+  if (byId("sheet").ariaExpanded === String(open)) return;
+  byId("sheet").ariaExpanded = String(open);
+  byId("rail").classList.toggle("open", open);
+  (open ? byId("rail").querySelector(".sheet-head button") : byId("sheet")).focus();
+}
+
+export async function upload(given) {
+  said.replaceChildren(el("p.quiet", `Sending ${given.name || "the photo"} …`));
+  try {
+    const { upload_bytes: most } = world.info.limits;
+    if (given.size > most) throw new api.Problem(413, `${given.name}: more than ${most / 1e6} MB; shrink it first`);
+    const form = new FormData();
+    form.append("file", given, given.name || "pasted.png");
+    const told = await api.post("images", form);
+    world.files.set(told.id, told.name);
+    said.replaceChildren(...(told.note ? [el("p.quiet", told.note)] : []));
+    set({ image: told.id, patch: null });
+  } catch (error) {
+    said.replaceChildren(problem(error.message));
+  }
+}
+
+/** Draw the photo and what belongs to it. */
+export function showPhoto() {
+  view?.remove();
+  const { grid, size } = model();
+  document.documentElement.style.setProperty("--ratio", size[1] / size[0]);
+  view = new MapView({ photo: photo(), grid, size, name: `photo ${nameOfPhoto()}` });
+  well.replaceChildren(view.node);
+  world.info.samples.forEach(({ id, name }, i) => {
+    const made = () => button(el("img", { alt: name }), () => set({ image: id, patch: null }), { title: name });
+    const knob = samples.children[i] ?? samples.appendChild(made());
+    knob.firstChild.src = photo(id);
+    knob.ariaPressed = String(id === state.image);
+  });
+}
+
+export const nameOfPhoto = () =>
+  world.info.samples.find((one) => one.id === state.image)?.name ?? world.files.get(state.image) ?? "photo";
+
+/** The five best classes, each a button that makes it a target. */
+export function showClasses(trouble = null) {
+  if (trouble) bars.replaceChildren(problem(trouble));
+  else if (!world.classes.length) bars.replaceChildren(el("p.quiet", world.why ?? "…"));
+  else if (drawn !== world.classes) bars.replaceChildren(...world.classes.map(barOf));
+  drawn = trouble ? null : world.classes;
+  const chosen = state.targets.map(classOf);
+  world.classes.forEach(({ index }, i) => (bars.children[i].ariaPressed = String(chosen.includes(index))));
+  showTargets();
+}
+
+function barOf({ index, label, probability }) {
+  const fill = el("span.fill");
+  fill.style.width = `${100 * (probability ?? 0)}%`;
+  return button([fill, el("span.label", short(label)), el("span.value", percent(probability))],
+    () => toggleClass(index), { className: "bar", title: `${label} (class ${index})` });
+}
+
+function toggleClass(index) {
+  const left = state.targets.filter((one) => classOf(one) !== index);
+  if (left.length === state.targets.length) addTarget(String(index));
+  else if (left.length) set({ targets: left });
+  else toast("One target stays; choose another first.");
+}
+
+export function addTarget(text) {
+  const target = text.trim();
+  if (!target || state.targets.includes(target)) return;
+  if (state.targets.length >= world.info.limits.targets) return toast(`At most ${world.info.limits.targets} targets.`);
+  set({ targets: [...state.targets, target] });
+  announce(`${nameOf(target)} is a target now`);
+}
+
+function showTargets() {
+  chips.replaceChildren(...state.targets.map((target) =>
+    el("li.chip", el("span", { title: target }, nameOf(target)),
+      state.targets.length > 1 && button("×", () => dropTarget(target), { ariaLabel: `Remove ${nameOf(target)}` }))));
+  const numbers = [...new Set(state.targets.map(classOf).filter((one) => one !== null))].slice(0, 2);
+  const contrast = numbers.join("-");
+  const offered = numbers.length === 2 && !state.targets.includes(contrast);
+  more.replaceChildren(...(offered ? [link(`+ ${nameOf(contrast)}`, () => addTarget(contrast))] : []));
+  byId("sheet").replaceChildren(el("img", { src: photo(), alt: "" }),
+    el("span", el("b", nameOfPhoto()), ` ${state.targets.map(nameOf).join(", ")}`), el("span.quiet", "Change"));
+}
+
+function dropTarget(target) {
+  set({ targets: state.targets.filter((one) => one !== target) });
+  byId("find").focus();
+}
+
+// ------------------------------------------------------------------------------------------------------------- search
+
+function finder() {
+  const list = el("ul", { role: "listbox", id: "found", hidden: true, "aria-label": "Labels" });
+  const input = el("input", {
+    id: "find", type: "text", role: "combobox", autocomplete: "off", spellcheck: false,
+    placeholder: "Find a label, or write a - b",
+    "aria-expanded": "false", "aria-controls": "found", "aria-autocomplete": "list", "aria-label": "Add a target",
+  });
+  let options = [];
+  let active = -1;
+
+  const mark = (next) => {
+    active = next;
+    [...list.children].forEach((node, i) => (node.ariaSelected = String(i === active)));
+    list.children[active]?.scrollIntoView({ block: "nearest" });
+    input.setAttribute("aria-activedescendant", active < 0 ? "" : `found-${active}`);
+  };
+  const open = (shown) => {
+    list.hidden = !shown;
+    input.ariaExpanded = String(shown);
+  };
+  const take = (target) => {
+    input.value = "";
+    open(false);
+    addTarget(target);
+  };
+  const search = api.latest(async (words) => {
+    options = await offers(words);
+    if (words !== input.value.trim()) return;
+    list.replaceChildren(...options.map(({ target, text, kind }, i) =>
+      el("li", { role: "option", id: `found-${i}`, onpointerdown: (event) => (event.preventDefault(), take(target)) },
+        el("span", text), el("span.quiet", kind))));
+    mark(-1);
+    open(options.length > 0);
+  });
+  input.addEventListener("input", () => (input.value.trim() ? search(input.value.trim()) : open(false)));
+  input.addEventListener("blur", () => open(false));
+  input.addEventListener("keydown", (event) => {
+    const steps = { ArrowDown: 1, ArrowUp: -1 };
+    if (event.key in steps && options.length) {
+      event.preventDefault();
+      open(true);
+      mark((active + steps[event.key] + options.length) % options.length);
+    } else if (event.key === "Enter" && input.value.trim()) {
+      take(active >= 0 && !list.hidden ? options[active].target : input.value);
+    } else if (event.key === "Escape") {
+      event.stopPropagation();
+      open(false);
+    }
+  });
+  return el("div.finder", input, list);
+}
+
+/** What words can mean: labels, concepts, a text, a contrast. */
+async function offers(words) {
+  const { name, texts, classifies } = model();
+  const found = classifies ? await api.get("labels", { model: name, q: words, limit: 12 }) : [];
+  for (const { index, label } of found) learn(index, label);
+  const low = words.toLowerCase();
+  const concepts = world.concepts.filter((one) => one.model === name && one.name.toLowerCase().includes(low));
+  const offered = [
+    ...concepts.map((one) => ({ target: `concept:${one.id}`, text: one.name, kind: "concept" })),
+    ...found.map(({ index, label }) => ({ target: String(index), text: label, kind: String(index) })),
+  ];
+  if (texts && !low.includes(":")) offered.push({ target: `text:${words}`, text: `“${words}”`, kind: "text" });
+  if (/\S\s*-\s*\S/.test(words)) {
+    offered.push({ target: words, text: words.replace(/\s*-\s*/, " rather than "), kind: "contrast" });
+  }
+  return offered;
+}

@@ -1,0 +1,451 @@
+"""The page of `vitreous serve` in a real browser: every tab, by mouse and by keyboard, wide, narrow, light, dark."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+import zoo
+from PIL import Image
+
+import vitreous
+from vitreous import METHODS, Model
+from vitreous.cli.serve import listen
+from vitreous.plot.colour import colour_map
+from vitreous.progress import steps
+from vitreous.registry import method
+from vitreous.trace import Trace
+from vitreous.types import Map
+from vitreous.web.app import create_app
+from vitreous.web.engine import Engine, Source
+from vitreous.web.limits import Limits
+
+sync = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright: pip install playwright")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+LABELS = ["tabby, tabby cat", "tiger cat", "cat bear", "dog", "sea cat", "lynx", "zebra"]
+SHOTS = Path(os.environ.get("VITREOUS_SCREENSHOTS", Path(__file__).parents[1] / "out" / "screenshots"))
+TABS = ("explain", "attention", "concepts", "faithfulness", "inside")
+THREE = "method=cdam&method=gae&method=rollout"
+DONE = ".grid td:not(.waiting) .legend span:last-child:not(:empty)"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    """A server with tiny models, and a method that takes its time."""
+
+    @method(family="control")
+    def dawdle(trace: Trace, target: vitreous.Target, *, times: int = 400) -> Map:
+        """Nothing, slowly."""
+        for _ in steps(range(times), times, "dawdling"):
+            time.sleep(0.01)
+        return torch.zeros(len(trace), *trace.layout.grid)
+
+    names = ["timm ViT", "timm DINOv2 registers", "timm Swin"]
+    models = [Model(decided(zoo.network(name)), labels=LABELS, name=name.replace(" ", "-")) for name in names]
+    engine = Engine([(model, Source("x/y")) for model in models], Limits(rate=1e6, burst=10**6))
+    engine.warm()
+    config = uvicorn.Config(create_app(engine), log_level="error", ws="none", timeout_graceful_shutdown=1)
+    server, listening = uvicorn.Server(config), listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+    METHODS._known.pop("dawdle")
+
+
+def decided(network: torch.nn.Module) -> torch.nn.Module:
+    """The same network with clear opinions, so that a patch less can be seen in its percentages."""
+    network = deepcopy(network)
+    for name, weights in network.named_parameters():
+        if name.startswith("head"):
+            weights.data.mul_(8)
+    return network
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if found is None:
+        pytest.skip("the browser tests need Chromium: apt-get install -y chromium")
+    with sync.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Any, site: str) -> Iterator[Callable[..., Any]]:
+    """A page at an address; at the end nothing may have failed in it, and nothing may have been asked of others."""
+    contexts, wrong = [], []
+
+    def watch(page: Any) -> None:
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(f"console: {said.text}"))
+        page.on("request", lambda asked: asked.url.startswith((site, "blob:", "data:")) or wrong.append(asked.url))
+
+    def open_page(address: str = "", *, wide: int = 1280, high: int = 800, ready: str = DONE, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": wide, "height": high}, accept_downloads=True, **options)
+        context.set_default_timeout(15_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.wrong = wrong
+        watch(page)
+        page.goto(f"{site}#{address}")
+        page.wait_for_selector(ready)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def shot(page: Any, name: str) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def photo(seed: int = 0, size: int = 96) -> dict[str, Any]:
+    """A picture as a file that a user picks."""
+    noise = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)
+    held = io.BytesIO()
+    Image.fromarray(noise).resize((size, size)).save(held, "PNG")
+    return {"name": f"photo{seed}.png", "mimeType": "image/png", "buffer": held.getvalue()}
+
+
+def pixels(page: Any, selector: str) -> str:
+    return str(page.locator(selector).first.evaluate("c => c.toDataURL()"))
+
+
+def changes(page: Any, selector: str, before: str) -> None:
+    """Wait until a canvas shows something else."""
+    page.wait_for_function("([s, b]) => document.querySelector(s).toDataURL() !== b", arg=[selector, before])
+
+
+def maps(page: Any, count: int) -> None:
+    """Wait until so many maps are drawn."""
+    page.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[DONE, count])
+
+
+def test_first_visit_is_explained(visit: Callable[..., Any]) -> None:
+    page = visit()
+    maps(page, 5)  # two methods for two targets, one for none
+    assert "sees" in page.locator(".lead").first.inner_text()
+    label = page.locator(".grid .map").first.get_attribute("aria-label")
+    assert "highest at the" in label and "cdam for" in label
+
+
+def test_the_whole_way(visit: Callable[..., Any], tmp_path: Path) -> None:
+    page = visit(THREE)
+    page.set_input_files("#file", photo())
+    page.wait_for_function("() => /image=[0-9a-f]{32}/.test(location.hash)")
+    page.wait_for_selector(".bars .bar >> nth=4")
+    assert page.locator("#rail .bar").count() == 5
+    maps(page, 5)
+
+    page.locator(".chip button").last.click()  # one target, then another by its bar
+    page.locator('#rail .bar[aria-pressed="false"]').first.click()
+    maps(page, 5)
+    assert page.locator(".grid thead th").count() == 3 and page.locator(".grid tbody th").count() == 2
+
+    page.locator(".grid .map").nth(1).hover(position={"x": 40, "y": 40})
+    assert page.locator(".badge:visible").count() == 5
+    assert page.locator(".hair:visible").count() == 6  # and on the photo
+    before = pixels(page, ".grid canvas")
+    page.locator("#strip input").first.fill("30")
+    changes(page, ".grid canvas", before)
+
+    with page.expect_download() as figure:
+        page.click("#png")
+    with Image.open(figure.value.path()) as drawn:
+        assert drawn.format == "PNG" and drawn.width > 500
+    with page.expect_download() as numbers:
+        page.click("#npz")
+    with np.load(numbers.value.path()) as held:
+        assert held["map"].shape == (1, 4, 4)
+    page.click("#python")
+    page.wait_for_selector("#toast:visible, dialog[open] pre")
+    page.keyboard.press("Escape")
+
+    page.click("#tab-attention")
+    page.wait_for_selector(".heads .thumb canvas")
+    page.wait_for_function("() => document.querySelector('.main .legend span:last-child').textContent")
+    before = pixels(page, ".main .map canvas")
+    page.locator(".main .map").hover(position={"x": 10, "y": 10})
+    changes(page, ".main .map canvas", before)
+    before = pixels(page, ".main .map canvas")
+    page.keyboard.down("Shift")
+    changes(page, ".main .map canvas", before)
+    assert "who reads" in page.locator("#attention .lead").inner_text()
+    page.keyboard.up("Shift")
+    before = pixels(page, ".rollout .map canvas")
+    page.locator(".rollout input").first.fill("70")
+    changes(page, ".rollout .map canvas", before)
+    page.locator(".heads .thumb").first.click()
+    page.wait_for_function("() => document.querySelector('#attention .lead').innerText.includes('Layer 0, head 0')")
+
+    page.click("#tab-faithfulness")
+    page.wait_for_selector(".chart .band")
+    assert page.locator(".chart .curve").count() == 3
+    before = pixels(page, ".holes canvas")
+    page.locator(".chart").first.hover(position={"x": 300, "y": 100})
+    changes(page, ".holes canvas", before)
+    page.locator("#eraser").scroll_into_view_if_needed()
+    old = page.locator(".traced").inner_text()
+    box = page.locator("#eraser").bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 150, box["y"] + 150, steps=8)
+    page.mouse.up()
+    page.wait_for_function("old => document.querySelector('.traced').innerText !== old", arg=old)
+    assert "→" in page.locator(".traced").inner_text()
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_function("old => document.querySelector('.traced').innerText === old", arg=old)
+
+    page.click("#tab-concepts")
+    page.set_input_files("#example-files", [photo(seed) for seed in (1, 2, 3)])
+    page.fill("#concept-name", "stripes")
+    page.get_by_role("button", name="Build the concept").click()
+    page.wait_for_selector(".concept .legend span:last-child:not(:empty)")
+    assert page.locator(".chip").filter(has_text="stripes").count() == 1
+    page.click("#tab-explain")
+    maps(page, 7)
+    shot(page, "journey")
+    page.click("#tab-concepts")
+    page.get_by_role("button", name="Delete stripes").click()
+    page.wait_for_function("() => !document.querySelector('.concept')")
+
+    page.click("#tab-inside")
+    page.wait_for_selector(".headbar")
+    assert page.locator(".headbar").count() == 6
+    page.locator(".headbar").first.click()
+    page.wait_for_selector(".headbar.chosen")
+    page.wait_for_selector(".triple .legend span:last-child:not(:empty)")
+    before = pixels(page, ".triple .map canvas")
+    page.locator(".triple .map").nth(2).hover(position={"x": 15, "y": 15})
+    changes(page, ".triple .map canvas", before)
+
+
+def test_dropped_and_pasted_photos(visit: Callable[..., Any]) -> None:
+    page = visit(THREE)
+    give = """async ([name, kind]) => {
+        const blob = await (await fetch(`/api/images/sample:${name}/view`)).blob();
+        const held = new DataTransfer();
+        held.items.add(new File([blob], `${name}.webp`, { type: blob.type }));
+        const event = kind === "drop"
+            ? new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true })
+            : new ClipboardEvent("paste", { clipboardData: held, bubbles: true });
+        document.querySelector("main").dispatchEvent(event);
+    }"""
+    shown = page.evaluate("location.hash")
+    for name, kind in (("rocket", "drop"), ("coffee", "paste")):
+        page.evaluate(give, [name, kind])
+        page.wait_for_function("old => location.hash !== old", arg=shown)
+        shown = page.evaluate("location.hash")
+        assert "image=sample" not in shown
+        maps(page, 5)
+    page.go_back()
+    page.wait_for_function("old => location.hash !== old", arg=shown)
+    maps(page, 5)
+
+
+def test_colours_are_those_of_the_figures(visit: Callable[..., Any]) -> None:
+    page = visit(THREE)
+    draw = """async signed => {
+        const { thumb } = await import("/draw.js");
+        const canvas = document.createElement("canvas");
+        thumb(canvas, Float32Array.from({ length: 256 }, (_, i) => i / 255), [1, 256], [0, 1], signed);
+        return [...canvas.getContext("2d").getImageData(0, 0, 256, 1).data];
+    }"""
+    for signed in (False, True):
+        ours = np.array(page.evaluate(draw, signed)).reshape(256, 4)[:, :3]
+        theirs = colour_map(signed)(np.linspace(0, 1, 256))[:, :3] * 255
+        assert np.abs(ours - theirs).max() < 4
+
+
+def test_keyboard_alone(visit: Callable[..., Any]) -> None:
+    page = visit(THREE)
+    maps(page, 5)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+
+    def tab_to(selector: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate("s => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(f"Tab never reaches {selector}")
+
+    tab_to("#find")
+    page.keyboard.type("zebra")
+    page.wait_for_selector("[role=option]")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelectorAll('.chip').length === 3")
+    maps(page, 7)
+    tab_to("#methods")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dialog[open]")
+    tab_to("[data-method=random] input")
+    page.keyboard.press("Space")
+    tab_to("dialog .strong")
+    page.keyboard.press("Enter")
+    maps(page, 8)
+    tab_to(".grid .map")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".badge:visible")
+    assert "row" in page.locator("#live").inner_text()
+    assert "patch=" in page.evaluate("new Promise(done => setTimeout(() => done(location.hash), 300))")
+    page.locator("#tab-explain").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".heads .thumb[aria-pressed=true]")
+    tab_to(".heads .thumb")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("() => document.activeElement.getAttribute('aria-label') === 'layer 1, head 1'")
+    page.locator("#tab-attention").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".traced .value")
+    old = page.locator(".traced").inner_text()
+    page.locator("#eraser").focus()
+    for key in ("Space", "ArrowRight", "Space", "ArrowDown", "Space", "ArrowRight", "Space"):
+        page.keyboard.press(key)
+    page.wait_for_function("old => document.querySelector('.traced').innerText !== old", arg=old)
+    page.keyboard.press("Control+z")
+    page.wait_for_function("() => document.querySelector('.traced ~ .extras').innerText.startsWith('3 of')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("wide", "high"), [(1280, 800), (390, 844)])
+def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high: int) -> None:
+    ready = {"attention": ".heads canvas", "faithfulness": ".chart .curve", "inside": ".headbar", "concepts": ".form"}
+    page = visit(THREE, wide=wide, high=high, color_scheme=scheme, reduced_motion="reduce", has_touch=wide < 500)
+    for tab in TABS:
+        page.evaluate("tab => document.getElementById(`tab-${tab}`).click()", tab)
+        page.wait_for_selector(ready.get(tab, DONE))
+        page.wait_for_timeout(150)
+        shot(page, f"{tab}-{wide}-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= wide
+    ink, paper = (luminance(page, "body", kind) for kind in ("color", "backgroundColor"))
+    assert (ink > paper) == (scheme == "dark")
+    for selector in ("body", ".quiet", "small", ".link", "[role=tab]"):
+        light, dark = sorted([luminance(page, selector, "color"), paper], reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, selector
+    if wide > 500:
+        page.click("#theme")
+        assert (luminance(page, "body", "backgroundColor") > 0.5) == (scheme == "dark")
+        page.reload()
+        page.wait_for_selector("#tab-inside[aria-selected=true]")
+        assert (luminance(page, "body", "backgroundColor") > 0.5) == (scheme == "dark")
+    else:
+        assert not page.locator("#rail").is_visible()
+        page.click("#sheet")
+        shot(page, f"sheet-{wide}-{scheme}")
+        page.locator("#rail .bar[aria-pressed=false]").first.tap()
+        page.keyboard.press("Escape")
+        assert not page.locator("#rail").is_visible()
+        page.evaluate("document.getElementById('tab-explain').click()")
+        maps(page, 7)
+        page.locator(".grid .map").first.tap()
+        page.wait_for_selector(".badge:visible")
+        page.locator(".grid").evaluate("t => { t.parentElement.scrollLeft = 300 }")
+        assert page.locator(".grid tbody th").first.bounding_box()["x"] <= 16
+
+
+def luminance(page: Any, selector: str, kind: str) -> float:
+    """Of a computed colour (WCAG)."""
+    told = page.locator(selector).first.evaluate("(node, kind) => getComputedStyle(node)[kind]", kind)
+    values = np.array([float(part) for part in told[told.index("(") + 1 : -1].split(",")[:3]]) / 255
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_address_gives_the_view_again(visit: Callable[..., Any]) -> None:
+    page = visit("method=rollout;discard=0.5&method=cdam&target=3&target=1-2&image=sample:coffee")
+    maps(page, 3)
+    page.locator("#strip input").first.fill("40")
+    page.locator(".grid .map").first.click(position={"x": 60, "y": 60})
+    page.wait_for_function("() => location.hash.includes('patch=') && location.hash.includes('opacity=40')")
+    drawn, address = pixels(page, ".grid canvas"), page.evaluate("location.hash")
+    again = visit(address[1:])
+    maps(again, 3)
+    again.wait_for_function("b => document.querySelector('.grid canvas').toDataURL() === b", arg=drawn)
+    assert again.evaluate("location.hash") == address
+    assert "discard 0.5" in again.locator(".grid thead th").first.inner_text()
+    assert again.locator(".grid tbody th").nth(1).inner_text().count("rather than") == 1
+    assert again.locator(".badge:visible").count() == 3
+
+    again.click("#tab-inside")
+    again.wait_for_selector(".headbar")
+    again.click("#tab-attention")
+    again.go_back()
+    again.wait_for_selector("#tab-inside[aria-selected=true]")
+    again.go_back()
+    again.wait_for_selector("#tab-explain[aria-selected=true]")
+    again.go_forward()
+    again.wait_for_selector("#tab-inside[aria-selected=true]")
+
+
+def test_cancel_and_options(visit: Callable[..., Any]) -> None:
+    page = visit("method=dawdle&method=cdam&target=top-1", ready=".progress:not([hidden])")
+    page.wait_for_function("() => /\\d+\\/400.*left/.test(document.querySelector('.progress').innerText)")
+    shot(page, "progress")
+    page.locator("#explain .progress button").click()
+    page.wait_for_selector("#explain .problem")
+    assert "Cancelled" in page.locator("#explain .problem").inner_text()
+    page.click("#methods")
+    page.wait_for_selector("dialog[open]")
+    shot(page, "methods")
+    page.locator("[data-method=dawdle] .options input").fill("2")
+    page.get_by_role("button", name="Show these").click()
+    maps(page, 2)
+    assert "dawdle;times=2" in page.evaluate("location.hash")
+
+
+def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
+    page = visit("method=cdam&target=top-1&target=unicorn", ready=".failed .problem")
+    assert "unicorn" in page.locator(".failed .problem").inner_text()
+    shot(page, "problem")
+    page.set_input_files("#file", {"name": "note.png", "mimeType": "image/png", "buffer": b"no picture"})
+    page.wait_for_selector("#rail .problem")
+    assert "note.png" in page.locator("#rail .problem").inner_text()
+    assert [w for w in page.wrong if "415" not in w] == []
+    page.wrong.clear()  # the browser tells of every refusal on its console
+
+    page.goto(page.url.split("#")[0] + "#method=nonsense")
+    page.wait_for_selector("#explain > div > .problem")
+    assert "nonsense" in page.locator("#explain > div > .problem").inner_text()
+    page.goto(page.url.split("#")[0] + f"#image={'0' * 32}")
+    page.wait_for_selector("#rail .bars .problem")
+    assert "send it again" in page.locator("#rail .bars .problem").inner_text()
+    page.go_back()
+    page.go_back()
+
+    page.select_option("#model", "timm-Swin")
+    page.click("#methods")
+    assert page.locator(".method.off input:disabled").count() > 0
+    assert "needs" in page.locator(".method.off .summary").first.inner_text()
+    page.keyboard.press("Escape")
+    page.click("#tab-attention")
+    page.wait_for_selector("#attention .problem")
+    assert page.locator("#attention .problem").inner_text() != ""
+    assert [w for w in page.wrong if "422" not in w and "404" not in w] == []
+    page.wrong.clear()
