@@ -449,6 +449,20 @@ def test_only_what_is_missing_is_computed(
     assert ran == [1, 2, 3, 4] and not draft.exists()
 
 
+def test_a_study_stays_cut_as_it_was_begun(
+    small: Model, album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another day there may be less memory for a batch: the rows that are there still count."""
+    first = run_study("maps", album, small, tmp_path, methods="attention,gae", batch=2, shard=4)
+    first.store.file(1).unlink()
+    ran = count_runs(monkeypatch)
+    again = run_study("maps", album, small, tmp_path, methods="attention,gae", batch=5, shard=5)
+    assert again.folder == first.folder and ran == [1] and again.finished
+    assert (again.manifest["batch"], again.manifest["shard"], again.manifest["shards"]) == (2, 4, 3)
+    monkeypatch.undo()
+    same(again, run_study("maps", album, small, tmp_path / "whole", methods="attention,gae", batch=2, shard=4))
+
+
 def test_two_runs_do_not_work_on_one_study(small: Model, album: Path, tmp_path: Path) -> None:
     study = run_study("maps", album, small, tmp_path, methods="attention")
     ready, release = os.pipe(), os.pipe()

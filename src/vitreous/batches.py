@@ -11,11 +11,12 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -147,7 +148,7 @@ def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> I
                 yield loaded
                 done += 1
         except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
-            died = "exited unexpectedly" in str(error) or not isinstance(error, RuntimeError)  # … with what it had made
+            died = str(error).startswith("DataLoader worker") or not isinstance(error, RuntimeError)
             if not died or revivals == REVIVALS:
                 raise
             reader, revivals = replace(reader, sends="piped"), revivals + 1
@@ -175,9 +176,22 @@ def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator
         worker_init_fn=partial(obey, os.getpid()),
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
-    with warnings.catch_warnings():  # newer Pythons warn of forks beside threads; the children only read pictures
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(), own_signals():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads; the children only read pictures
         return iter(loader)
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Without torch's handler, which would raise a reader's death in the middle of whatever is computed just then."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def obey(parent: int, worker: int) -> None:

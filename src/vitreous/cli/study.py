@@ -173,7 +173,7 @@ def run(kind: str, given: dict[str, Any]) -> None:
 
     def begun(store: Any, done: int) -> None:
         if done and not quiet:
-            said = f"going on with {store.folder}: {done} of {len(planned.shards)} shards are there"
+            said = f"going on with {store.folder}: {done} of {store.manifest['shards']} shards are there"
             typer.secho(said, err=True, dim=True)
 
     for note in planned.notes:
@@ -191,13 +191,16 @@ def run(kind: str, given: dict[str, Any]) -> None:
 
 def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
     """What is safe, and how to go on."""
-    from vitreous.study.store import Store
+    from vitreous.study.store import MANIFEST, find_store
 
-    store = Store(out / f"{planned.manifest['study']}-{planned.id}", planned.manifest)
-    there = len(store.done()) if store.shards.is_dir() else 0
+    folder = out / f"{planned.manifest['study']}-{planned.id}"
+    if not (folder / MANIFEST).is_file():
+        return
+    store = find_store(folder)
     remedy = "" if isinstance(error, KeyboardInterrupt) else "make room, then "
+    count = f"{len(store.done())} of {store.manifest['shards']} shards"
     typer.secho(
-        f"stopped: {there} of {len(planned.shards)} shards are in {store.folder}; {remedy}the same command goes on",
+        f"stopped: {count} are in {folder}; {remedy}the same command goes on",
         err=True,
         fg="yellow",
     )

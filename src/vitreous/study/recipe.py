@@ -81,16 +81,27 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A recipe with its shards and its identity."""
+    """A recipe, the pictures as each model names their classes, and what makes this study this study."""
 
     recipe: Recipe
-    shards: list[Shard]
+    data: list[Data]
     manifest: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         return str(self.manifest["id"])
+
+    @property
+    def shards(self) -> list[Shard]:
+        return self.cut(self.manifest["shard"])
+
+    def cut(self, size: int) -> list[Shard]:
+        """Shards in the order of the models and the pictures."""
+        found: list[Shard] = []
+        for model, data in enumerate(self.data):
+            found += cut(data, model, size, len(found))
+        return found
 
 
 def plan(
@@ -109,18 +120,17 @@ def plan(
         raise InputError(f"{data.source}: no picture is left to study")
     if not sources:
         raise OptionError("name at least one model")
-    notes, shards, about = list(data.notes), list[Shard](), list[dict[str, Any]]()
+    notes, labelled, about = list(data.notes), list[Data](), list[dict[str, Any]]()
     names: list[str] = []
     for source in sources:
         model = source.load(device)
         notes += kind.check(model)
         check_targets(kind, model, data, targets)
         batch = batch or images_at_once(model)
-        labelled = match_labels(data, model)
-        notes += [note for note in labelled.notes if note not in notes]
+        labelled.append(match_labels(data, model))
+        notes += [note for note in labelled[-1].notes if note not in notes]
         names.append(unlike(model.name, names))
         about.append(describe(model, names[-1]))
-        shards += cut(labelled, len(about) - 1, shard or shard_size(kind.shard, batch, len(data)), len(shards))
     assert batch is not None
     identity = {
         "format": FORMAT,
@@ -129,13 +139,18 @@ def plan(
         "models": about,
         "data": {"fingerprint": data.fingerprint, "images": len(data)},
         "targets": list(targets),
-        "batch": batch,
-        "shards": len(shards),
         "vitreous": VERSION,
     }
-    # where the pictures lie and how they were chosen is told, but the same pictures are the same study
-    known = {"id": digest(identity), **identity, "source": data.source, "choice": choice or {}}
-    return Planned(Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch), shards, known, notes), model
+    size = shard or shard_size(kind.shard, batch, len(data))
+    rest = {  # how it is cut, where the pictures lie and how they were chosen: told, but it is the same study
+        "batch": batch,
+        "shard": size,
+        "shards": len(sources) * math.ceil(len(data) / size),
+        "source": data.source,
+        "choice": choice or {},
+    }
+    recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch)
+    return Planned(recipe, labelled, {"id": digest(identity), **identity, **rest}, notes), model
 
 
 def digest(identity: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,18 @@ def carry_out(
     settings: Mapping[str, Any],
     begun: Callable[[Store, int], None] | None = None,
 ) -> Study:
-    """Everything that is not there yet; `begun` is told how many shards are."""
+    """Everything that is missing, cut as it was when the study began; `begun` is told how many shards are there."""
     store = open_store(out, planned.manifest, circumstances())
+    recipe = replace(planned.recipe, batch=store.manifest["batch"])
     with store.locked():
         store.clean()
         done = set(store.done())
-        missing = [shard for shard in planned.shards if shard.number not in done]
+        missing = [shard for shard in planned.cut(store.manifest["shard"]) if shard.number not in done]
         if begun is not None:
             begun(store, len(done))
         if missing:
-            with counting(sum(map(len, missing)), f"{planned.recipe.kind.name}, images") as tick:
-                run(planned.recipe, missing, store, tick=tick, **settings)
+            with counting(sum(map(len, missing)), f"{recipe.kind.name}, images") as tick:
+                run(recipe, missing, store, tick=tick, **settings)
     return Study(store)
 
 
