@@ -9,7 +9,7 @@ const PLAIN = {
   metric: "deletion", subject: "", // subject: the target of curves and heads; nothing: the first
 };
 export const FIRST = {
-  methods: [{ name: "cdam", options: {} }, { name: "attn_lrp", options: {} }, { name: "rollout", options: {} }],
+  methods: [{ name: "rollout", options: {} }, { name: "cdam", options: {} }, { name: "attn_lrp", options: {} }],
   targets: ["top-1", "top-2"],
 };
 
