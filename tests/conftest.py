@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ import torch
 
 import vitreous
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job, whose children would not hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one worker a core
 
