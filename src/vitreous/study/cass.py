@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vitreous.api import why_not
 from vitreous.attribution import Attribution
 from vitreous.batches import from_jpeg
-from vitreous.errors import Unsupported
 from vitreous.head_similarity import class_saliency, head_maps, pool_patches, similarities, weighted_heads
 from vitreous.model import Model
 from vitreous.registry import METHODS
 from vitreous.study.findings import Chart, Findings
 from vitreous.study.kind import Kind, Outcome, Scene
+from vitreous.study.maps import check_methods
 from vitreous.study.similarity import similarity_findings
 
 if TYPE_CHECKING:
@@ -52,10 +51,7 @@ class Cass(Kind):
         return {"cass": pa.list_(pa.float32())}
 
     def check(self, model: Model) -> list[str]:
-        reason = why_not(model.layout, model.name, METHODS["cass_attention"])
-        if reason is not None:
-            raise Unsupported(reason)
-        return []
+        return check_methods(["cass_attention"], model)
 
     def work(self, scene: Scene) -> dict[str, Outcome]:
         trace, target = scene.trace, scene.target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def pick_methods(
     return {name: METHODS[name].check(dict(settings.get(name, {}))) for name in dict.fromkeys(names)}
 
 
-def check_methods(chosen: Mapping[str, Any], model: Model) -> list[str]:
+def check_methods(chosen: Collection[str], model: Model) -> list[str]:
     """What cannot work on this model; an error where nothing can."""
     reasons = {name: why_not(model.layout, model.name, METHODS[name]) for name in chosen}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -11,15 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.api import attribute, why_not
+from vitreous.api import attribute
 from vitreous.batches import from_jpeg
-from vitreous.errors import OptionError, Unsupported, one_of
+from vitreous.errors import OptionError, one_of
 from vitreous.head_similarity import head_maps
 from vitreous.model import Model
 from vitreous.registry import METHODS
 from vitreous.study.findings import Findings
 from vitreous.study.kind import Kind, Outcome, Scene
 from vitreous.study.levels import SpreadExample, spread_findings, spread_levels
+from vitreous.study.maps import check_methods
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,10 +59,7 @@ class Spread(Kind):
         return {"entropy": pa.float32(), "layer_entropy": pa.list_(pa.float32())}
 
     def check(self, model: Model) -> list[str]:
-        reason = why_not(model.layout, model.name, METHODS["attention"])
-        if reason is not None:
-            raise Unsupported(reason)
-        return []
+        return check_methods(["attention"], model)
 
     def work(self, scene: Scene) -> dict[str, Outcome]:
         trace = scene.trace
