@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitreous.study.opened import Study
 
 FIGURES = "figures"
+INCH = 120  # pixels of an inch of a figure
 FAILURES = 50  # that are named on the page
 
 
@@ -32,7 +33,8 @@ def write_report(study: Study, out: Path | None = None, found: dict[str, Finding
             for ending in (".png", ".svg"):
                 written.append(folder / FIGURES / f"{name}{ending}")
                 save_figure(figure, written[-1])
-            drawn[model, chart.name] = inline_svg(figure, chart.title)
+            wide = round(INCH * figure.get_figwidth())
+            drawn[model, chart.name] = f'<div style="max-width:{wide}px">{inline_svg(figure, chart.title)}</div>'
     told = json.dumps(as_json(study, found), indent=2, ensure_ascii=False)
     write_whole(folder / "findings.json", told.encode())
     write_whole(folder / "report.html", page(study, found, drawn).encode())
