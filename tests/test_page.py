@@ -428,7 +428,6 @@ def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
     page.set_input_files("#file", {"name": "note.png", "mimeType": "image/png", "buffer": b"no picture"})
     page.wait_for_selector("#rail .problem")
     assert "note.png" in page.locator("#rail .problem").inner_text()
-    assert [w for w in page.wrong if "415" not in w] == []
     page.expected.append("responded with a status of 4")  # the browser tells of every refusal on its console
 
     page.goto(page.url.split("#")[0] + "#method=nonsense")
@@ -448,5 +447,4 @@ def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
     page.click("#tab-attention")
     page.wait_for_selector("#attention .problem")
     assert page.locator("#attention .problem").inner_text() != ""
-    assert [w for w in page.wrong if "422" not in w and "404" not in w] == []
-    page.wrong.clear()
+    page.expected.append("responded with a status of 4")
