@@ -409,15 +409,22 @@ def test_out_of_memory_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest
     assert "too little memory" in run("explain", photo(tmp_path / "a.png")).error
 
 
-def test_our_own_mistakes_keep_their_traceback(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_mistakes_keep_their_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def wrong(*_: Any) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("by nothing")
 
     monkeypatch.setattr(options, "load_model", wrong)
     monkeypatch.setattr(sys, "argv", ["vitreous", "explain", str(photo(tmp_path / "a.png"))])
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "in wrong" in said and "ZeroDivisionError: by nothing" in said
+    assert f"vitreous {vitreous.__version__}" in said
+    assert said.endswith("please report it with the lines above and those of: vitreous doctor\n")
 
 
 def test_our_own_warnings_are_one_line(run: Run, quick: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ COMMANDS = (
     "advise",
     "cass",
     "concept",
+    "doctor",
     "evaluate",
     "explain",
     "methods",
@@ -331,6 +332,14 @@ def models(
     listing.models(pattern, as_json)
 
 
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Versions, devices, what is installed and whether it works: the first lines of a report of a problem."""
+    from vitreous.cli import doctor as command
+
+    command.run(as_json)
+
+
 def main() -> None:
     """Run a command; what goes wrong on purpose is one line and exit code 2."""
     warnings.formatwarning = brief
@@ -342,9 +351,7 @@ def main() -> None:
         code = INTERRUPTED
     except Exception as error:
         said = explained(error)
-        if said is None:
-            raise
-        code = fail(said)
+        code = crash() if said is None else fail(said)
     if code == INTERRUPTED:
         typer.secho("interrupted", err=True)
     sys.exit(code if isinstance(code, int) else 0)
@@ -353,6 +360,19 @@ def main() -> None:
 def fail(said: str) -> int:
     typer.secho(f"error: {said}", err=True, fg="red")
     return 2
+
+
+def crash() -> int:
+    """What we did wrong: the whole traceback, and how to report it."""
+    import traceback
+
+    from vitreous.doctor import one_line
+
+    traceback.print_exc()
+    typer.secho(f"\n{one_line()}", err=True)
+    said = "this is a mistake in vitreous; please report it with the lines above and those of: vitreous doctor"
+    typer.secho(f"error: {said}", err=True, fg="red")
+    return 1
 
 
 def explained(error: Exception) -> str | None:
