@@ -230,7 +230,7 @@ def test_an_interrupt_inside_a_method_leaves_no_hook(monkeypatch: pytest.MonkeyP
 def test_ctrl_c_stops_the_command_between_pictures(cat: Path, tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:02}.jpg").write_bytes(cat.read_bytes())
-    command = [sys.executable, "-m", "vitreous", "explain", ".", "-x", "token_ablation", "-o", "out"]
+    command = [sys.executable, "-m", "vitreous", "explain", ".", "-x", "gae", "-o", "out"]
     work = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for _ in range(1200):
         if (tmp_path / "out" / "00.png").exists() or work.poll() is not None:

@@ -89,6 +89,7 @@ def test_it_says_so_when_nothing_beats_random() -> None:
     assert found.notes["beats_random"] == [False]
 
 
+@pytest.mark.slow
 def test_a_map_of_the_truth_beats_random(deit: vitreous.Model, oracle: Oracle) -> None:
     images = oracle.input("both")
     found = vitreous.explain(deit, images, "optimus", 243, **FAST)

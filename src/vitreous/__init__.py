@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from vitreous.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from vitreous import inspect as inspect
+    from vitreous.activation.maximize import maximize as maximize
+    from vitreous.activation.result import Maximized as Maximized
     from vitreous.advice import Advice as Advice
     from vitreous.advice import advise as advise
     from vitreous.api import explain as explain
@@ -53,6 +56,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "Leaderboard": "leaderboard",
     "METHODS": "registry",
     "METRICS": "registry",
+    "Maximized": "activation.result",
     "Model": "model",
     "Neuron": "target",
     "Score": "evaluation",
@@ -67,6 +71,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "explain": "api",
     "limit_memory": "memory",
     "load": "sources",
+    "maximize": "activation.maximize",
     "method": "registry",
     "metric": "registry",
     "open_study": "study.opened",
@@ -74,10 +79,13 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "run_study": "study.run",
     "show_progress": "progress",
 }
-__all__ = ["__version__", *HOMES]
+PARTS = ("inspect",)  # packages that are used by their name: vitreous.inspect.heads(…)
+__all__ = ["__version__", *HOMES, *PARTS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in PARTS:
+        return import_module(f"vitreous.{name}")
     if name not in HOMES:
         raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
     value = getattr(import_module(f"vitreous.{HOMES[name]}"), name)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.errors import ModelError, nearest
+from vitreous.references import cited
 from vitreous.registry import METHODS, METRICS, Declared, Metric, Registry
 
 
@@ -62,7 +63,7 @@ def show_one(one: Declared) -> None:
         name, schema = next(iter(options.items()))
         console.print(Text(f"\nfor example: --set {one.name}.{name}={plain(schema.get('default'))}", "dim"))
     if one.cite:
-        console.print(Text(f"reference: {one.cite}", "dim"))
+        console.print(Text(f"reference: {cited(one.cite)}", "dim"))
 
 
 def measures(one: Metric) -> str:

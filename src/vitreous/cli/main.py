@@ -20,6 +20,7 @@ from vitreous.cli.arguments import (
     WeightsFile,
 )
 from vitreous.cli.concept import app as concept_app
+from vitreous.cli.inspect import app as inspect_app
 from vitreous.cli.probe import app as probe_app
 from vitreous.cli.study import app as study_app
 from vitreous.errors import VitreousError
@@ -34,6 +35,8 @@ COMMANDS = (
     "doctor",
     "evaluate",
     "explain",
+    "inspect",
+    "maximize",
     "methods",
     "metrics",
     "models",
@@ -50,6 +53,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(concept_app, name="concept")
+app.add_typer(inspect_app, name="inspect")
 app.add_typer(probe_app, name="probe")
 app.add_typer(study_app, name="study")
 
@@ -249,6 +253,74 @@ def cass(
             load=lambda: load_model(model, weights, device, img_size, labels, probe),
             target=target,
             options={"samples": samples, "sigma": sigma, "seed": seed, "space": space},
+            out=out,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def maximize(
+    unit: Annotated[
+        list[str],
+        typer.Option(
+            "--unit",
+            "-u",
+            help="class:NAME, neuron:K, block:L/channel:C, token:L/T (a number, cls or row,column), "
+            "token:L/T/channel:C, head:L/H/q:C or head:L/H/k:C. May be repeated, or separated by commas.",
+        ),
+    ],
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    steps: Annotated[int, typer.Option(help="Of the ascent.")] = 256,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Of the start and the random views. Repeated: a picture for each.")
+    ] = None,
+    canvas: Annotated[str, typer.Option(help="What is moved: fourier (frequencies) or pixel.")] = "fourier",
+    rate: Annotated[float, typer.Option(help="How far a step goes.")] = 0.08,
+    decay: Annotated[float, typer.Option(help="fourier: fine detail moves less, as frequency^-decay.")] = 1.25,
+    copies: Annotated[int, typer.Option(help="Random views of the picture in each step.")] = 2,
+    jitter: Annotated[int, typer.Option(help="Views are shifted by up to so many pixels,")] = 16,
+    scale: Annotated[float, typer.Option(help="resized by up to 1 + scale either way,")] = 0.25,
+    rotate: Annotated[float, typer.Option(help="turned by up to so many degrees,")] = 10.0,
+    noise: Annotated[float, typer.Option(help="given noise of this deviation,")] = 0.1,
+    colour: Annotated[float, typer.Option(help="and each channel stretched by up to e^colour.")] = 0.3,
+    l2: Annotated[float, typer.Option(help="Weight of the distance from grey.")] = 0.0,
+    tv: Annotated[float, typer.Option(help="Weight of the total variation.")] = 0.05,
+    continuity: Annotated[float, typer.Option(help="Weight of steps where patches meet.")] = 1.0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the pictures.")] = OUT,
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the picture that a class, a channel, a token or a head answers to most: figure, picture and film."""
+    from vitreous.cli import maximize as command
+    from vitreous.cli.options import load_model
+    from vitreous.memory import limit_memory
+
+    options = {
+        "steps": steps,
+        "seed": seed if seed and len(seed) > 1 else seed[0] if seed else 0,
+        "canvas": canvas,
+        "rate": rate,
+        "decay": decay,
+        "copies": copies,
+        "jitter": jitter,
+        "scale": scale,
+        "rotate": rotate,
+        "noise": noise,
+        "colour": colour,
+        "l2": l2,
+        "tv": tv,
+        "continuity": continuity,
+    }
+    with limit_memory(memory):
+        command.run(
+            units=unit,
+            load=lambda: load_model(model, weights, device, img_size, labels, probe),
+            options=options,
             out=out,
             as_json=as_json,
         )

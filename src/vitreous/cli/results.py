@@ -20,6 +20,7 @@ from vitreous.progress import show_progress, steps
 
 BATCH = 8
 SHOWN = 20  # pictures named in the summary
+ANIMATION = ".discard.gif"
 Batch = list[tuple[Path, pictures.Picture]]
 
 
@@ -104,8 +105,10 @@ def result_files(out: Path, name: str) -> tuple[Path, Path]:
 
 
 def is_result(file: Path, out: Path) -> bool:
-    """Is this a figure that an earlier run left here? The raw maps lie beside it."""
+    """Is this a figure or an animation that an earlier run left here? The raw maps lie beside it."""
     figure, maps = result_files(out, file.stem)
+    if file.name.endswith(ANIMATION):
+        figure = out / file.name
     return os.path.abspath(file) == os.path.abspath(figure) and maps.is_file()
 
 

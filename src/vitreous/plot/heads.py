@@ -57,7 +57,7 @@ def heads_figure(
     layers, across = scores.shape
     pitch = min(MOST, max(LEAST, TALL / layers))
     cell = shape(Image.new("L", (heads.shape[3], heads.shape[2])), (pitch - APART) ** 2)
-    panels = [bare_panel(saliency, cells), Panel.of(weighted, 0, photo, cells)]
+    panels = [Panel.unsigned(saliency, None, cells), Panel.of(weighted, 0, photo, cells)]
     above = MARGIN + TITLE + 2 * KEY + 0.1
     grid = Grid(layers, across, MARGIN + COLUMN + GAP + ROW_NAME, above + NAME, *cell)
     left = NAME + fitted(photo)[1] + BELOW + sum(panel_height(panel) for panel in panels)
@@ -115,13 +115,6 @@ def extremes(scores: np.ndarray) -> tuple[Place, ...]:
         return ()
     most, least = (divmod(int(find(numbers)), scores.shape[1]) for find in (np.nanargmax, np.nanargmin))
     return most, least
-
-
-def bare_panel(map: np.ndarray, cells: bool) -> Panel:
-    """An unsigned map alone, with its legend."""
-    ends, numbers = colour.limits(map, False), map[np.isfinite(map)]
-    span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
-    return Panel(None, bare(map, False, cells=cells, limits=ends), ends, span, signed=False, control=False)
 
 
 def fitted(picture: Image.Image) -> tuple[float, float]:

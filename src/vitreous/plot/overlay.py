@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from vitreous.plot import colour
 
@@ -91,6 +91,11 @@ def enlarged(size: tuple[int, int]) -> tuple[int, int]:
 def enlarge(photo: Image.Image) -> Image.Image:
     size = enlarged(photo.size)
     return photo if size == photo.size else photo.resize(size, Image.Resampling.BICUBIC)
+
+
+def reduced(photo: Image.Image) -> Image.Image:
+    """The photo for small panels: its long side is at most `LONG_SIDE`."""
+    return ImageOps.contain(photo, (LONG_SIDE, LONG_SIDE)) if max(photo.size) > LONG_SIDE else photo
 
 
 def picture(rgb: np.ndarray) -> Image.Image:

@@ -47,6 +47,24 @@ class Panel:
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
         return cls(photo, picture, ends, span, signed, control)
 
+    @classmethod
+    def unsigned(
+        cls,
+        map: np.ndarray,
+        photo: Image.Image | None,
+        cells: bool,
+        limits: tuple[float, float] | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Panel:
+        """A map without a sign, over its photo or, at `size`, alone."""
+        ends, numbers = limits or colour.limits(map, False), map[np.isfinite(map)]
+        span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
+        if photo is None:
+            picture = bare(map, False, cells=cells, limits=ends, size=size)
+        else:
+            picture = overlay(map, photo, False, cells=cells, limits=ends)
+        return cls(photo, picture, ends, span, signed=False, control=False)
+
     def draw(self, sheet: Sheet, x: float, y: float, width: float, height: float, column: float) -> None:
         """The picture, and under it the legend."""
         framed(sheet, self.picture, x, y, width, height)
@@ -90,8 +108,12 @@ def shape(picture: Image.Image, area: float = AREA) -> tuple[float, float]:
 
 
 def footer(sheet: Sheet, attribution: Attribution, image: str) -> None:
-    """Model, image, version; long names lose letters in the middle."""
-    parts = [printable(attribution.model), printable(image), f"vitreous {attribution.version}"]
+    sign(sheet, attribution.model, image, attribution.version)
+
+
+def sign(sheet: Sheet, model: str, image: str, version: str) -> None:
+    """Model, image, version at the foot; long names lose letters in the middle."""
+    parts = [printable(model), printable(image), f"vitreous {version}"]
     room = sheet.width - 2 * MARGIN
     while sheet.measure(" · ".join(parts), SMALL) > room and max(map(len, parts[:2])) > 8:
         longest = 0 if len(parts[0]) >= len(parts[1]) else 1

@@ -14,7 +14,7 @@ from PIL import Image
 from vitreous.errors import InputError
 from vitreous.plot import colour
 from vitreous.plot.curves import spread
-from vitreous.plot.overlay import overlay
+from vitreous.plot.overlay import enlarged
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape
 from vitreous.plot.sheet import GREY, HEAD, INK, LABEL, QUIET, Sheet
 from vitreous.plot.similarity import Plane
@@ -144,8 +144,20 @@ class Grid:
         return self.start + column * (self.column + GAP), MARGIN + TITLE + line * self.row
 
 
-def example_figure(photo: Image.Image, panels: Float[np.ndarray, "P h w"], title: str, told: str) -> Figure:
-    """The photo, a map for each layer, and their mean, minimum, maximum and rollout, each between its own limits."""
+def example_figure(
+    photo: Image.Image,
+    panels: Float[np.ndarray, "P h w"],
+    title: str,
+    told: str,
+    *,
+    alone: bool = False,
+    same_scale: bool = False,
+    cells: bool = False,
+) -> Figure:
+    """The photo, a map for each layer, and their mean, minimum, maximum and rollout, each between its own limits.
+
+    `alone`: maps without the photo under them. `same_scale`: one pair of limits for all layers, and one for the rest.
+    """
     layers = len(panels) - len(TOGETHER)
     if layers < 1 or not panels.size:
         raise InputError(f"maps {list(panels.shape)}: give [L+4 h w], a map for each layer, mean, min, max and rollout")
@@ -159,15 +171,11 @@ def example_figure(photo: Image.Image, panels: Float[np.ndarray, "P h w"], title
     sheet.text("photo", MARGIN, MARGIN + TITLE + NAME / 2 - 0.02, large[0], LABEL)
     framed(sheet, photo, MARGIN, MARGIN + TITLE + NAME, *large)
     names = [*(f"layer {i}" for i in range(layers)), *TOGETHER]
+    common = [colour.limits(part, False) for part in (panels[:layers], panels[layers:])]
     for i, (name, map) in enumerate(zip(names, panels)):
         x, y = grid.place(i)
+        ends = common[i >= layers] if same_scale else colour.limits(map, False)
         sheet.text(name, x, y + NAME / 2 - 0.02, grid.column, LABEL)
-        map_on(photo, map).draw(sheet, x, y + NAME, *size, grid.column)
+        panel = Panel.unsigned(map, None if alone else photo, cells, ends, enlarged(photo.size))
+        panel.draw(sheet, x, y + NAME, *size, grid.column)
     return sheet.figure
-
-
-def map_on(photo: Image.Image, map: np.ndarray) -> Panel:
-    """An unsigned map over its photo, with its legend."""
-    ends, numbers = colour.limits(map, False), map[np.isfinite(map)]
-    span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
-    return Panel(photo, overlay(map, photo, False, limits=ends), ends, span, signed=False, control=False)

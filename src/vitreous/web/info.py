@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from vitreous.layout import Layout
 from vitreous.model import Model
 from vitreous.plot.colour import is_control, line_colour
+from vitreous.reading import prefix_names, suffix_names
 from vitreous.registry import METHODS, METRICS, Metric
 from vitreous.version import VERSION
 from vitreous.web import engine as engines
@@ -81,21 +81,6 @@ async def describe(engine: engines.Engine, served: engines.Served) -> schema.Mod
         texts=engines.takes_text(model),
         unsupported=engines.unsupported(model),
     )
-
-
-def prefix_names(layout: Layout) -> list[str]:
-    """CLS first; what else the head reads beside it is a distillation token, the rest are registers."""
-    names = []
-    for i in range(layout.prefix):
-        read = i in layout.readout and len(layout.readout) <= layout.prefix
-        names.append("CLS" if i == 0 else "distillation" if read else f"register {i}")
-    return names
-
-
-def suffix_names(layout: Layout) -> list[str]:
-    first = layout.prefix + layout.patches
-    own = layout.prefix == 0
-    return ["CLS" if own and i == layout.suffix - 1 else f"register {first + i}" for i in range(layout.suffix)]
 
 
 @router.get("/labels")

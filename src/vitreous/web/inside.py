@@ -9,15 +9,15 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitreous.api import refuse
-from vitreous.attention import Attention, widen
-from vitreous.errors import Unsupported
 from vitreous.head_similarity import class_saliency, similarities
+from vitreous.reading import one_head, projections
 from vitreous.registry import METHODS
 from vitreous.trace import Trace
+from vitreous.types import Heads, Keys
 from vitreous.web import schema
 from vitreous.web.common import BINARY, JOB, Client, ImageQuery, Layer, ModelQuery, Served, each_number, numbers
 from vitreous.web.jobs import Job
-from vitreous.web.look import Head, Token, looked, one_head, query
+from vitreous.web.look import Head, Token, looked, query
 from vitreous.web.targets import heading, resolve, settle
 
 router = APIRouter()
@@ -68,20 +68,18 @@ async def qk(
 
     def work(trace: Trace) -> Response:
         seen = one_head(trace.layer(layer), head)
-        if seen.q is None or seen.k is None:
-            raise Unsupported(f"{trace.model.name} forms its attention itself, so its queries and keys are not seen")
-        scores = trace.map(dots(seen, query(trace, token)))[0]
-        colours = [components(trace.to_patches(widen(t).mean(1))[0]) for t in (seen.q, seen.k)]
+        both = projections(trace, seen)
+        scores = trace.map(dots(*both, seen.scale, query(trace, token)))[0]
+        colours = [components(trace.to_patches(t.mean(1))[0]) for t in both]
         return numbers(scores, *colours, shape=trace.layout.grid, lasting=True)
 
     return await looked(engine, model, image, work)
 
 
-def dots(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "1 M"]:
+def dots(q: Heads, k: Keys, scale: float, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "1 M"]:
     """s·(Σᵢ wᵢ qᵢ)·kⱼ, the mean of the heads."""
-    assert layer.q is not None and layer.k is not None
-    q = torch.einsum("bn,bhnd->bhd", weights.to(layer.wide), widen(layer.q))
-    return torch.einsum("bhd,bhmd->bhm", q * layer.scale, widen(layer.k)).mean(1)
+    asked = torch.einsum("bn,bhnd->bhd", weights.to(q), q)
+    return torch.einsum("bhd,bhmd->bhm", asked * scale, k).mean(1)
 
 
 def components(vectors: Float[Tensor, "h w d"]) -> UInt8[Tensor, "h w 3"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -15,14 +14,22 @@ from torch import Tensor
 from vitreous.api import attribute, why_not
 from vitreous.attention import Attention
 from vitreous.errors import OptionError, Unsupported
-from vitreous.layout import Layout
+from vitreous.reading import (
+    one_head,
+    one_token,
+    prefix_names,
+    read_by,
+    readout_name,
+    reads,
+    suffix_names,
+    token_names,
+)
 from vitreous.registry import METHODS
 from vitreous.trace import Trace
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import BINARY, ImageQuery, Layer, ModelQuery, Served, numbers
 from vitreous.web.engine import Engine, heads_of
-from vitreous.web.info import prefix_names, suffix_names
 
 router = APIRouter()
 Head = Annotated[str, Query(pattern=r"^(mean|\d{1,3})$")]
@@ -67,23 +74,6 @@ async def attention(engine: Served, asked: schema.OfImage) -> schema.AttentionIn
         )
 
     return await engine.read(work)
-
-
-def readout_name(layout: Layout) -> str:
-    """What the head reads, in words."""
-    names = token_names(layout)
-    if layout.pooled:
-        return "an attention pool"
-    read = [names.get(i, "patch") for i in layout.readout]
-    special = [name for name in read if name != "patch"]
-    patches = "the mean of the patches" if "patch" in read else ""
-    return " and ".join([*special[:3], *([patches] if patches else [])])
-
-
-def token_names(layout: Layout) -> dict[int, str]:
-    """Tokens that are no patches."""
-    behind = layout.prefix + layout.patches
-    return dict(enumerate(prefix_names(layout))) | {behind + i: name for i, name in enumerate(suffix_names(layout))}
 
 
 def share(trace: Trace, layer: Attention) -> schema.Share:
@@ -133,21 +123,6 @@ async def row(
     return await looked(engine, model, image, work)
 
 
-def one_head(layer: Attention, head: str) -> Attention:
-    """One head of a layer, or all."""
-    if head == "mean":
-        return layer
-    number = int(head)
-    if number >= layer.shape[1]:
-        raise OptionError(f"head {number} is out of range: this layer has heads 0 to {layer.shape[1] - 1}")
-
-    def cut(t: Tensor | None) -> Tensor | None:
-        return t if t is None or t.shape[1] == 1 else t[:, number : number + 1]
-
-    v = layer.v[:, number : number + 1]
-    return replace(layer, v=v, q=cut(layer.q), k=cut(layer.k), bias=cut(layer.bias), given=cut(layer.given))
-
-
 def query(trace: Trace, token: str) -> Float[Tensor, "1 N"]:
     """A weight for each token: one for a patch, ρ for the read-out."""
     if token == "readout":
@@ -155,20 +130,7 @@ def query(trace: Trace, token: str) -> Float[Tensor, "1 N"]:
     layout, number = trace.layout, int(token)
     if number >= layout.patches:
         raise OptionError(f"patch {number} is out of range: there are patches 0 to {layout.patches - 1}")
-    weights = torch.zeros(1, layout.tokens, device=trace.images.device)
-    weights[0, layout.prefix + number] = 1
-    return weights
-
-
-def reads(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "M"]:
-    """Σᵢ wᵢ·Aᵢ, the mean of the heads; only those rows are formed."""
-    rows = weights[0].nonzero().flatten().tolist()
-    return layer.read(weights, rows if len(rows) * 2 < weights.shape[1] else None).mean(1)[0]
-
-
-def read_by(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "N"]:
-    """A·w: how much each token reads of these, some hundred rows at a time."""
-    return torch.cat([(a @ weights[0]).mean(1)[0] for _, a in layer.chunks()])
+    return one_token(trace, layout.prefix + number)
 
 
 @router.post("/rollout", response_class=Response, responses=BINARY)

@@ -1,0 +1,1 @@
+"""Activation maximisation: the picture that a unit of the model answers to most."""

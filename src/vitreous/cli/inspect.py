@@ -1,0 +1,348 @@
+"""`vitreous inspect`: look inside a model while it sees pictures; figures, the numbers and a line for each out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitreous.cli.arguments import AsJson, Device, ImageSize, LabelsFile, ModelName, ProbeFile, WeightsFile
+from vitreous.errors import OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vitreous.cli.results import Summary
+    from vitreous.inspect import View
+    from vitreous.model import Model
+
+OUT = Path("vitreous-out")
+FORMATS = ("png", "svg")
+
+app = typer.Typer(help="Look inside a model: heads, layers, queries and keys, who reads whom, discarding.")
+
+Images = Annotated[list[str], typer.Argument(help="Pictures, folders or patterns.", metavar="IMAGE...")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures and the numbers.")]
+Format = Annotated[str, typer.Option("--format", help="Of the figure: png or svg.")]
+Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
+SameScale = Annotated[bool, typer.Option("--same-scale", help="One colour scale for all maps.")]
+OneLayer = Annotated[str, typer.Option("--layer", "-l", help="From 0, or from the end by -1, -2, …; or all.")]
+Fused = Annotated[str, typer.Option("--heads", help="How the heads of a layer become one: mean, min or max.")]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the results go, and how."""
+
+    out: Path
+    format: str
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model."""
+
+    model: str | None
+    weights: str | None
+    device: str | None
+    img_size: str | None
+    labels: Path | None
+    probe: Path | None
+
+    def load(self) -> Model:
+        from vitreous.cli.options import load_model
+
+        return load_model(self.model, self.weights, self.device, self.img_size, self.labels, self.probe)
+
+
+@app.command()
+def heads(
+    images: Images,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    layers: Annotated[str | None, typer.Option("--layers", help="Only these: 0-5, or 0,4,-1.")] = None,
+    same_scale: SameScale = False,
+    cells: Cells = False,
+    out: Out = OUT,
+    format: Format = "png",
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every head of every layer: where the read-out looks."""
+    chosen = None if layers is None else parse_numbers("--layers", layers)
+    source = Source(model, weights, device, img_size, labels, probe)
+
+    def look(net: Model, picture: Any) -> tuple[View, Figure]:
+        from vitreous.inspect import heads as view
+
+        seen = view(net, picture, layers=chosen)
+        return seen, seen.figure(same_scale=same_scale, cells=cells)
+
+    run(images, source, Place(out, format, as_json), "heads", look)
+
+
+@app.command()
+def layers(
+    images: Images,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    heads: Fused = "mean",
+    bare: Annotated[bool, typer.Option("--bare", help="Maps without the photo under them.")] = False,
+    same_scale: SameScale = False,
+    cells: Cells = False,
+    out: Out = OUT,
+    format: Format = "png",
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """A map for each layer, and all layers as one: mean, min, max, rollout."""
+    source = Source(model, weights, device, img_size, labels, probe)
+
+    def look(net: Model, picture: Any) -> tuple[View, Figure]:
+        from vitreous.inspect import layers as view
+
+        seen = view(net, picture, heads=heads)
+        return seen, seen.figure(bare=bare, same_scale=same_scale, cells=cells)
+
+    run(images, source, Place(out, format, as_json), "layers", look)
+
+
+@app.command()
+def qk(
+    images: Images,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    layer: OneLayer = "-1",
+    head: Annotated[str, typer.Option("--head", help="From 0; or all.")] = "0",
+    channels: Annotated[str | None, typer.Option("--channels", "-c", help="Which to show: 26,59.")] = None,
+    count: Annotated[int, typer.Option(help="Without --channels, show so many of the best.")] = 4,
+    least: Annotated[float, typer.Option(help="A sign counts where this share of the patches has it.")] = 0.03,
+    coherence: Annotated[float, typer.Option(help="Regions have at least this Moran's I.")] = 0.3,
+    likeness: Annotated[
+        float, typer.Option(help="From this correlation of signs on, regions read themselves; below −it, each other.")
+    ] = 0.2,
+    centred: Annotated[bool, typer.Option("--centred", help="Keys less their mean, as a softmax sees them.")] = False,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Smooth pictures, not the true patches.")] = False,
+    out: Out = OUT,
+    format: Format = "png",
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queries and keys of a head as pictures, its channels ranked, and how information flows in them."""
+    chosen = None if channels is None else parse_numbers("--channels", channels)
+    number, one = parse_place("--layer", layer), parse_place("--head", head)
+    source = Source(model, weights, device, img_size, labels, probe)
+
+    def look(net: Model, picture: Any) -> tuple[View, Figure]:
+        from vitreous.inspect import qk as view
+
+        seen = view(
+            net,
+            picture,
+            layer=number,
+            head=one,
+            channels=chosen,
+            count=count,
+            least=least,
+            coherence=coherence,
+            likeness=likeness,
+            centred=centred,
+        )
+        return seen, seen.figure(cells=not smooth)
+
+    run(images, source, Place(out, format, as_json), "qk", look)
+
+
+@app.command()
+def flow(
+    images: Images,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    patch: Annotated[
+        str, typer.Option("--patch", "-p", help="Row and column from 0: 7,7; or readout: what the head reads.")
+    ] = "readout",
+    at: Annotated[str | None, typer.Option("--at", help="A pixel x,y of the picture, in place of --patch.")] = None,
+    layer: OneLayer = "-1",
+    head: Annotated[str, typer.Option("--head", help="From 0; or mean.")] = "mean",
+    cells: Cells = False,
+    out: Out = OUT,
+    format: Format = "png",
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a patch reads, and who reads it."""
+    row = None if patch == "readout" else parse_pair("--patch", patch)
+    pixel = None if at is None else parse_pair("--at", at)
+    number = parse_place("--layer", layer)
+    one = head if head == "mean" else parse_whole("--head", head)
+    source = Source(model, weights, device, img_size, labels, probe)
+
+    def look(net: Model, picture: Any) -> tuple[View, Figure]:
+        from vitreous.inspect import flow as view
+
+        seen = view(net, picture, patch=row, at=pixel, layer=number, head=one)
+        return seen, seen.figure(cells=cells)
+
+    run(images, source, Place(out, format, as_json), "flow", look)
+
+
+@app.command()
+def discard(
+    images: Images,
+    model: ModelName = None,
+    weights: WeightsFile = None,
+    heads: Fused = "mean",
+    most: Annotated[float, typer.Option(help="The largest share to discard.", min=0.0, max=0.999)] = 0.95,
+    steps: Annotated[int, typer.Option(help="How many shares, from 0 on.", min=2, max=100)] = 20,
+    residual: Annotated[float, typer.Option(help="Weight of the skip connection.", min=0.0, max=1.0)] = 0.5,
+    cells: Cells = False,
+    out: Out = OUT,
+    format: Format = "png",
+    labels: LabelsFile = None,
+    probe: ProbeFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rollout while more and more of the smallest attentions are discarded: an animation and a sheet."""
+    ratios = [most * i / (steps - 1) for i in range(steps)]
+    source = Source(model, weights, device, img_size, labels, probe)
+
+    def look(net: Model, picture: Any) -> tuple[View, Figure]:
+        from vitreous.inspect import discard as view
+
+        seen = view(net, picture, ratios=ratios, heads=heads, residual=residual)
+        return seen, seen.figure(cells=cells)
+
+    run(images, source, Place(out, format, as_json), "discard", look)
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+Look = Callable[["Model", Any], tuple["View", "Figure"]]
+
+
+def run(sources: list[str], source: Source, place: Place, name: str, look: Look) -> None:
+    """One view of each picture."""
+    from vitreous.cli.results import Batch, Summary, check_out, find_pictures, unique_names, work_through
+
+    if place.format not in FORMATS:
+        raise OptionError(f"--format {place.format}: give png or svg")
+    check_out(place.out)
+    files, named = find_pictures(sources, place.out)
+    net = source.load()
+    names = unique_names(files, place.out, f".{name}")
+    summary = Summary(net.name, place.out, named)
+
+    def work(batch: Batch) -> None:
+        for file, picture in batch:
+            seen, figure = look(net, picture)
+            summary.done.append(write(seen, figure, file, names[file], place))
+
+    work_through(files, summary, 1, work, lambda: report(summary, name, place.as_json), place.as_json)
+    report(summary, name, place.as_json)
+    raise typer.Exit(summary.code)
+
+
+def write(view: View, figure: Figure, file: Path, name: str, place: Place) -> dict[str, Any]:
+    """The numbers and the figure of one picture, each whole or not at all."""
+    start = place.out / f"{name}.{view.name}"
+    told = {"image": str(file), "figure": f"{start}.{place.format}", "numbers": f"{start}.npz", "said": view.said}
+    view.save(told["numbers"])
+    view.save(told["figure"], figure)
+    if view.moves:
+        told["animation"] = str(view.save(f"{start}.gif"))
+    return {**told, **view.details}
+
+
+# -------------------------------------------------------------------------------------------------------- what is said
+
+
+def report(summary: Summary, name: str, as_json: bool) -> None:
+    """Where the files are, and what is most worth knowing of each picture."""
+    from vitreous.cli.results import SHOWN, tell_notes
+
+    if as_json:
+        told = {"model": summary.model, "view": name, "images": summary.done}
+        typer.echo(json.dumps({**told, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
+    else:
+        for entry in summary.done[:SHOWN]:
+            typer.echo("  ".join(entry[kind] for kind in ("figure", "animation", "numbers") if kind in entry))
+            typer.echo(f"    {entry['said']}")
+            show_channels(entry.get("channels", []))
+        if len(summary.done) > SHOWN:
+            typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
+    tell_notes(summary, as_json)
+
+
+def show_channels(channels: list[dict[str, Any]]) -> None:
+    """A table: which channel, its pattern, its score, who reads whom."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not channels:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for word in ("rank", "layer", "head", "channel"):
+        table.add_column(word, justify="right")
+    table.add_column("pattern", no_wrap=True)
+    table.add_column("score", justify="right")
+    table.add_column("who reads whom")
+    for one in channels:
+        numbers = (str(one[word]) for word in ("rank", "layer", "head", "channel"))
+        table.add_row(*numbers, one["pattern"], f"{one['score']:.2f}", one["reads"])
+    Console(highlight=False).print(table)
+
+
+# ------------------------------------------------------------------------------------------------------- what is typed
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """0-5, or 0,4,-1, or both."""
+    found: list[int] = []
+    for part in text.split(","):
+        row = re.fullmatch(r"\s*(\d+)\s*[-–]\s*(\d+)\s*", part)
+        if row and int(row[1]) <= int(row[2]):
+            found.extend(range(int(row[1]), int(row[2]) + 1))
+        else:
+            found.append(parse_whole(option, part, text))
+    return found
+
+
+def parse_whole(option: str, part: str, text: str | None = None) -> int:
+    try:
+        return int(part)
+    except ValueError:
+        raise OptionError(f"{option} {text or part}: {part.strip() or 'nothing'} is not a whole number") from None
+
+
+def parse_place(option: str, text: str) -> int | None:
+    """A number, or all."""
+    return None if text == "all" else parse_whole(option, text)
+
+
+def parse_pair(option: str, text: str) -> tuple[int, int]:
+    """7,7."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise OptionError(f"{option} {text}: write two numbers with a comma between them, e.g. 7,7")
+    first, second = (parse_whole(option, part, text) for part in parts)
+    return first, second

@@ -1,0 +1,27 @@
+"""Look inside a model while it sees one picture: heads, layers, queries and keys, who reads whom, discarding.
+
+vitreous.inspect.heads(model, "photo.jpg").save("heads.png")
+"""
+
+from vitreous.inspect.channels import Channel
+from vitreous.inspect.discard import Discard, discard
+from vitreous.inspect.flow import Flow, flow
+from vitreous.inspect.heads import Heads, heads
+from vitreous.inspect.layers import Layers, layers
+from vitreous.inspect.qk import QK, qk
+from vitreous.inspect.view import View
+
+__all__ = [
+    "QK",
+    "Channel",
+    "Discard",
+    "Flow",
+    "Heads",
+    "Layers",
+    "View",
+    "discard",
+    "flow",
+    "heads",
+    "layers",
+    "qk",
+]

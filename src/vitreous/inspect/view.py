@@ -1,0 +1,156 @@
+"""What every view has: raw numbers, where they came from, a figure, files."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from vitreous import pictures
+from vitreous.api import as_images, as_model, why_not
+from vitreous.attribution import Views, plain, save_arrays
+from vitreous.errors import InputError, Unsupported
+from vitreous.model import Model
+from vitreous.registry import METHODS
+from vitreous.trace import Trace
+from vitreous.version import VERSION
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AnyModel = Model | nn.Module | str | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class View(ABC):
+    """What was seen of one picture inside one model."""
+
+    name: ClassVar[str]
+    moves: ClassVar[bool] = False  # can it be saved as a .gif?
+    model: str
+    image: str
+    photo: Image.Image = field(repr=False)  # what the model saw
+    version: str = VERSION
+
+    @abstractmethod
+    def figure(self) -> Figure: ...
+
+    @property
+    @abstractmethod
+    def said(self) -> str:
+        """What is most worth knowing, in one line."""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a program wants to know besides, as JSON."""
+        return {}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The raw numbers."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Everything else, as JSON."""
+        told = {name: value for name, value in vars(self).items() if name not in self.arrays and name != "photo"}
+        return {"view": self.name, **plain(told), "said": self.said}
+
+    @property
+    def origin(self) -> str:
+        """Of which model and picture; for titles."""
+        return f"{self.model} on {self.image}"
+
+    def save(self, path: str | Path, figure: Figure | None = None) -> Path:
+        """A figure (.png, .svg, .pdf, …), by default `figure()`, or the numbers with their provenance (.npz)."""
+        from vitreous.plot.figure import save_figure
+
+        file = Path(path)
+        if file.suffix.lower() == ".npz":
+            save_arrays(file, {**self.arrays, "provenance": json.dumps(self.provenance)})
+        else:
+            save_figure(figure or self.figure(), file)
+        return file
+
+    def _repr_png_(self) -> bytes:
+        """The figure, for notebooks."""
+        from vitreous.plot.figure import png_bytes
+
+        return png_bytes(self.figure())
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One picture in one model, recorded."""
+
+    trace: Trace
+    views: Views
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What every view tells."""
+        return {"model": self.trace.model.name, "image": self.views.name(0), "photo": self.views[0]}
+
+    @property
+    def picture(self) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
+        """Width and height of the picture as it was given, and the part of it that the model saw."""
+        source = self.views.sources[0]
+        if isinstance(source, Tensor) and source.is_floating_point():
+            h, w = self.trace.size
+            return (w, h), (0.0, 0.0, float(w), float(h))
+        size = pictures.read(source).image.size
+        return size, self.views.preprocess.box(size)
+
+
+@contextmanager
+def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
+    """A recorded run of one picture whose attention can be followed; `image` may be a `Trace` of one."""
+    if isinstance(image, Trace):
+        trace, views = image, Views.of(image.images, image.model)
+    else:
+        listed, wrapped = as_images(image), as_model(model)
+        trace, views = Trace(wrapped, listed), Views.of(listed, wrapped)
+    if len(trace) != 1:
+        raise InputError(f"inspect {view} looks at one image at a time, not at {len(trace)}; call it for each")
+    said = why_not(trace.layout, trace.model.name, METHODS["attention"])
+    if said is not None:
+        raise Unsupported(said.replace("attention needs", f"inspect {view} needs", 1))
+    device = trace.images.device.type
+    with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
+        yield Seen(trace, views)
+
+
+def numbers(values: Tensor) -> np.ndarray:
+    return values.detach().float().cpu().numpy()
+
+
+def width_of(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n"]:
+    """exp(H)/n, H the entropy over the n patches: 1/n, all on one patch; 1, the same on each."""
+    shares = maps.reshape(*maps.shape[:-2], -1).astype(np.float64)
+    shares = shares / np.maximum(shares.sum(-1, keepdims=True), 1e-30)
+    entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1)
+    return np.asarray(np.exp(entropy) / shares.shape[-1], np.float32)
+
+
+def percent(share: float | np.floating[Any]) -> str:
+    """0.4%, 12%."""
+    return f"{share:.1%}" if 0 < share < 0.00995 else f"{share:.0%}"
+
+
+def span(numbers: list[int], one: str, many: str) -> str:
+    """layer 3, layers 0–11, layers 0, 4, 8."""
+    if len(numbers) == 1:
+        return f"{one} {numbers[0]}"
+    first, last = numbers[0], numbers[-1]
+    row = numbers == list(range(first, last + 1))
+    return f"{many} {first}–{last}" if row else f"{many} {', '.join(map(str, numbers))}"

@@ -1,0 +1,241 @@
+"""Where methods and metrics come from: every key that a declaration cites, with the work it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A published work."""
+
+    authors: str
+    year: int
+    title: str
+    place: str
+    url: str
+
+    def __str__(self) -> str:
+        return f"{self.authors} ({self.year}). {self.title}. {self.place}. {self.url}"
+
+
+def cited(key: str) -> str:
+    """The work behind a key, or the key itself where another package brought it."""
+    return str(REFERENCES[key]) if key in REFERENCES else key
+
+
+def arxiv(number: str) -> str:
+    return f"https://arxiv.org/abs/{number}"
+
+
+REFERENCES: dict[str, Reference] = {
+    "abnar2020quantifying": Reference(
+        "Abnar, Zuidema", 2020, "Quantifying attention flow in transformers", "ACL", arxiv("2005.00928")
+    ),
+    "achtibat2024attnlrp": Reference(
+        "Achtibat, Hatefi, Dreyer, Jain, Wiegand, Lapuschkin, Samek",
+        2024,
+        "AttnLRP: attention-aware layer-wise relevance propagation for transformers",
+        "ICML",
+        arxiv("2402.05602"),
+    ),
+    "adebayo2018sanity": Reference(
+        "Adebayo, Gilmer, Muelly, Goodfellow, Hardt, Kim",
+        2018,
+        "Sanity checks for saliency maps",
+        "NeurIPS",
+        arxiv("1810.03292"),
+    ),
+    "ali2022xai": Reference(
+        "Ali, Schnake, Eberle, Montavon, Müller, Wolf",
+        2022,
+        "XAI for transformers: better explanations through conservative propagation",
+        "ICML",
+        arxiv("2202.07304"),
+    ),
+    "ancona2018towards": Reference(
+        "Ancona, Ceolini, Öztireli, Gross",
+        2018,
+        "Towards better understanding of gradient-based attribution methods for deep neural networks",
+        "ICLR",
+        arxiv("1711.06104"),
+    ),
+    "bhatt2020evaluating": Reference(
+        "Bhatt, Weller, Moura",
+        2020,
+        "Evaluating and aggregating feature-based model explanations",
+        "IJCAI",
+        arxiv("2005.00631"),
+    ),
+    "blucher2024decoupling": Reference(
+        "Blücher, Vielhaben, Strodthoff",
+        2024,
+        "Decoupling pixel flipping and occlusion strategy for consistent XAI benchmarks",
+        "TMLR",
+        arxiv("2401.06654"),
+    ),
+    "bousselham2025legrad": Reference(
+        "Bousselham, Boggust, Chaybouti, Strobelt, Kuehne",
+        2025,
+        "LeGrad: an explainability method for vision transformers via feature formation sensitivity",
+        "ICCV",
+        arxiv("2404.03214"),
+    ),
+    "brocki2023class": Reference(
+        "Brocki, Binda, Chung",
+        2023,
+        "Class-discriminative attention maps for vision transformers",
+        "arXiv",
+        arxiv("2312.02364"),
+    ),
+    "chalasani2020concise": Reference(
+        "Chalasani, Chen, Roy Chowdhury, Wu, Jha",
+        2020,
+        "Concise explanations of neural networks using adversarial training",
+        "ICML",
+        arxiv("1810.06583"),
+    ),
+    "chefer2021generic": Reference(
+        "Chefer, Gur, Wolf",
+        2021,
+        "Generic attention-model explainability for interpreting bi-modal and encoder-decoder transformers",
+        "ICCV",
+        arxiv("2103.15679"),
+    ),
+    "chefer2021transformer": Reference(
+        "Chefer, Gur, Wolf",
+        2021,
+        "Transformer interpretability beyond attention visualization",
+        "CVPR",
+        arxiv("2012.09838"),
+    ),
+    "dosovitskiy2021image": Reference(
+        "Dosovitskiy et al.",
+        2021,
+        "An image is worth 16x16 words: transformers for image recognition at scale",
+        "ICLR",
+        arxiv("2010.11929"),
+    ),
+    "gildenblat2020exploring": Reference(
+        "Gildenblat",
+        2020,
+        "Exploring explainability for vision transformers",
+        "blog post",
+        "https://jacobgil.github.io/deeplearning/vision-transformer-explainability",
+    ),
+    "kobayashi2020attention": Reference(
+        "Kobayashi, Kuribayashi, Yokoi, Inui",
+        2020,
+        "Attention is not only a weight: analyzing transformers with vector norms",
+        "EMNLP",
+        arxiv("2004.10102"),
+    ),
+    "lee2022cass": Reference(
+        "fxnnxc",
+        2022,
+        "ViT class-wise attention similarity score (CASS)",
+        "blog post",
+        "https://fxnnxc.github.io",
+    ),
+    "mohebbi2023quantifying": Reference(
+        "Mohebbi, Zuidema, Chrupała, Alishahi",
+        2023,
+        "Quantifying context mixing in transformers",
+        "EACL",
+        arxiv("2301.12971"),
+    ),
+    "mylonas2022attention": Reference(
+        "Mylonas, Mollas, Tsoumakas",
+        2022,
+        "An attention matrix for every decision: faithfulness-based arbitration among multiple attention-based "
+        "interpretations of transformers in text classification",
+        "arXiv",
+        arxiv("2209.10876"),
+    ),
+    "petsiuk2018rise": Reference(
+        "Petsiuk, Das, Saenko",
+        2018,
+        "RISE: randomized input sampling for explanation of black-box models",
+        "BMVC",
+        arxiv("1806.07421"),
+    ),
+    "rebuffi2020there": Reference(
+        "Rebuffi, Fong, Ji, Vedaldi",
+        2020,
+        "There and back again: revisiting backpropagation saliency methods",
+        "CVPR",
+        arxiv("2004.02866"),
+    ),
+    "rong2022consistent": Reference(
+        "Rong, Leemann, Borisov, Kasneci, Kasneci",
+        2022,
+        "A consistent and efficient evaluation strategy for attribution methods",
+        "ICML",
+        arxiv("2202.00449"),
+    ),
+    "selvaraju2017grad": Reference(
+        "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra",
+        2017,
+        "Grad-CAM: visual explanations from deep networks via gradient-based localization",
+        "ICCV",
+        arxiv("1610.02391"),
+    ),
+    "shrikumar2017learning": Reference(
+        "Shrikumar, Greenside, Kundaje",
+        2017,
+        "Learning important features through propagating activation differences",
+        "ICML",
+        arxiv("1704.02685"),
+    ),
+    "simonyan2014deep": Reference(
+        "Simonyan, Vedaldi, Zisserman",
+        2014,
+        "Deep inside convolutional networks: visualising image classification models and saliency maps",
+        "ICLR workshop",
+        arxiv("1312.6034"),
+    ),
+    "smilkov2017smoothgrad": Reference(
+        "Smilkov, Thorat, Kim, Viégas, Wattenberg",
+        2017,
+        "SmoothGrad: removing noise by adding noise",
+        "arXiv",
+        arxiv("1706.03825"),
+    ),
+    "sundararajan2017axiomatic": Reference(
+        "Sundararajan, Taly, Yan", 2017, "Axiomatic attribution for deep networks", "ICML", arxiv("1703.01365")
+    ),
+    "wang2020score": Reference(
+        "Wang, Wang, Du, Yang, Zhang, Ding, Mardziel, Hu",
+        2020,
+        "Score-CAM: score-weighted visual explanations for convolutional neural networks",
+        "CVPR workshops",
+        arxiv("1910.01279"),
+    ),
+    "wu2024faithfulness": Reference(
+        "Wu, Kang, Tang, Hong, Yan",
+        2024,
+        "On the faithfulness of vision transformer explanations",
+        "CVPR",
+        arxiv("2404.01415"),
+    ),
+    "xie2022vit": Reference(
+        "Xie, Li, Cao, Zhang", 2022, "ViT-CX: causal explanation of vision transformers", "arXiv", arxiv("2211.03064")
+    ),
+    "yeh2019fidelity": Reference(
+        "Yeh, Hsieh, Suggala, Inouye, Ravikumar",
+        2019,
+        "On the (in)fidelity and sensitivity of explanations",
+        "NeurIPS",
+        arxiv("1901.09392"),
+    ),
+    "zeiler2014visualizing": Reference(
+        "Zeiler, Fergus", 2014, "Visualizing and understanding convolutional networks", "ECCV", arxiv("1311.2901")
+    ),
+    "zhang2018top": Reference(
+        "Zhang, Bargal, Lin, Brandt, Shen, Sclaroff",
+        2018,
+        "Top-down neural attention by excitation backprop",
+        "IJCV",
+        arxiv("1608.00507"),
+    ),
+}
