@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ import zoo
 from conftest import off
 from torch import nn
 
-from vitreous import Trace
+from vitreous import Model, Trace
 from vitreous.attention import Attention
 from vitreous.capture import Capture
 from vitreous.errors import CaptureError
@@ -252,3 +253,21 @@ def test_nothing_is_left_behind_after_an_exception() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
     assert torch.overrides._get_current_function_mode() is None  # type: ignore[attr-defined]
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["HF ViT", "HF DINOv3", "HF CLIP vision", "HF SigLIP"])
+def test_queries_and_keys_of_attention_that_is_written_out(name: str) -> None:
+    """The same network, fused and eager: the same Q, K and scale, the latter found from A."""
+    fused, eager = zoo.model(f"{name} sdpa"), Model(copy.deepcopy(zoo.network(f"{name} eager")))
+    eager.module.load_state_dict(fused.module.state_dict())
+    images = zoo.images(f"{name} sdpa")
+    for one, other in zip(Trace(fused, images).attention, Trace(eager, images).attention):
+        seen, expected = other.projected(), one.projected()
+        assert seen is not None and expected is not None and other.q is None
+        assert off(seen[0] * seen[2], expected[0] * expected[2]) < 1e-4
+        assert off(seen[1], expected[1]) < 1e-6
+
+
+def test_queries_and_keys_that_cannot_be_known() -> None:
+    layer = Trace(zoo.model("hand-written"), zoo.images("hand-written")).attention[0]
+    assert layer.projected() is None, "an einsum may put its axes anywhere"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -166,10 +167,20 @@ def test_turning_and_norms_are_seen() -> None:
 
 
 def test_models_that_hide_their_queries_are_refused() -> None:
-    for name in ("timm ViT unfused", "HF ViT eager"):
-        with pytest.raises(Unsupported, match="forms its attention itself, so its queries and keys are not seen"):
-            inspect.qk(zoo.model(name), zoo.images(name, 1))
-        assert inspect.heads(zoo.model(name), zoo.images(name, 1)).maps.shape == (3, 2, 4, 4)
+    name = "hand-written"  # by an einsum, whose axes may be anything
+    with pytest.raises(Unsupported, match="shows no queries and keys; use a fused one"):
+        inspect.qk(zoo.model(name), zoo.images(name, 1))
+    assert inspect.heads(zoo.model(name), zoo.images(name, 1)).maps.shape == (3, 2, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["HF ViT", "HF DINOv3"])
+def test_written_out_attention_shows_the_same_queries_and_keys(name: str) -> None:
+    fused, eager = zoo.model(f"{name} sdpa"), Model(copy.deepcopy(zoo.network(f"{name} eager")))
+    eager.module.load_state_dict(fused.module.state_dict())
+    one, other = (inspect.qk(model, zoo.images(f"{name} sdpa", 1), layer=1, head=1) for model in (fused, eager))
+    assert [channel.channel for channel in one.ranking] == [channel.channel for channel in other.ranking]
+    assert off(other.q, one.q) < 1e-5 and off(other.k, one.k) < 1e-5
+    assert off(other.leaving, one.leaving) < 1e-3, "the scale is fitted"
 
 
 # ----------------------------------------------------------------------------------------------------------- channels

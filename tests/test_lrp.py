@@ -593,6 +593,7 @@ def test_first_blocks_that_read_images() -> None:
 
 def test_several_targets_share_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.model("timm ViT")
+    tails(Trace(model, zoo.images("timm ViT")))  # found out once for a model
     runs: list[int] = []
     plain = Model.run
     monkeypatch.setattr(Model, "run", lambda self, images: runs.append(len(images)) or plain(self, images))

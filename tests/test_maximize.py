@@ -217,7 +217,7 @@ def test_what_a_model_does_not_have_is_said() -> None:
     fails("HF CLIP vision sdpa", "class:1", TargetError, "has no classifier")
     fails("timm SigLIP", "token:0/cls", TargetError, "has no CLS token")
     fails("timm Swin", "head:0/0/q:1", Unsupported, "windows, so its heads have no query")
-    fails("timm ViT unfused", "head:0/0/q:1", Unsupported, "queries and keys are not seen")
+    fails("hand-written", "head:0/0/q:1", Unsupported, "shows no queries and keys")
     fails("flat heads", "block:0/channel:1", Unsupported, "does not hold its layers in modules")
     fails("timm ViT", [], TargetError, "no unit to maximise")
     fails("timm ViT", 3.5, TargetError, "'3.5' is not a unit")
@@ -353,7 +353,7 @@ RISES = {
     "timm Swin": ["class:2", "block:1/channel:5", "token:3/1,1"],
     "torchvision ViT": ["class:2", "head:1/1/k:3"],
     "open_clip ViT-B-32": ["neuron:4", "block:0/channel:3"],
-    "HF DINOv2 registers eager": ["block:1/channel:3", "token:1/cls"],
+    "HF DINOv2 registers eager": ["block:1/channel:3", "token:1/cls", "head:1/1/q:3"],
     "sequence first": ["class:1", "token:1/2,2", "head:0/0/q:1"],
     "flat heads": ["class:5"],
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitreous.errors import VitreousError as VitreousError
     from vitreous.evaluation import Score as Score
     from vitreous.evaluation import evaluate as evaluate
+    from vitreous.graphs import replay as replay
     from vitreous.head_similarity import cass as cass
     from vitreous.layout import Layout as Layout
     from vitreous.leaderboard import Leaderboard as Leaderboard
@@ -70,6 +71,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "evaluate": "evaluation",
     "explain": "api",
     "limit_memory": "memory",
+    "replay": "graphs",
     "load": "sources",
     "maximize": "activation.maximize",
     "method": "registry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from vitreous import pictures
 from vitreous.attribution import Attribution, Views, join
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.graphs import key_of, replays
 from vitreous.layout import Layout
 from vitreous.memory import batch_size, in_batches
 from vitreous.model import Model
@@ -19,6 +21,7 @@ from vitreous.sources import load
 from vitreous.target import Target, Top, classes, fix, no_classifier, parse
 from vitreous.target import listed as parse_list
 from vitreous.trace import Trace
+from vitreous.types import Images, Output
 
 BATCH = {"cpu": 16, "cuda": 256}  # images at a time, where memory allows
 
@@ -63,20 +66,40 @@ def attribute(
     """One method on one trace; `values` are checked options."""
     refuse(trace, declared)
     chosen = choose(trace, target, declared)
-    device = trace.images.device.type
-    with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.set_grad_enabled(False):
-        result = declared.run(trace, chosen, **values)
-    noted = result if isinstance(result, Noted) else Noted(result, {})
+    noted, output = computed(trace, declared, chosen, values)
     return Attribution(
-        map=noted.map.detach().float(),
+        map=noted.map,
         method=declared.name,
         options=values,
-        target=str(fix(chosen, trace.output)) if declared.targeted else None,
+        target=str(fix(chosen, output if output is not None else trace.output)) if declared.targeted else None,
         model=trace.model.name,
         signed=declared.is_signed(values),
         notes=noted.notes,
         views=views or Views.of(trace.images, trace.model),
     )
+
+
+def computed(trace: Trace, declared: Method, target: Target, values: dict[str, Any]) -> tuple[Noted, Output | None]:
+    """The map, and where it was replayed the output that goes with it."""
+
+    def run(own: Trace, asked: Target) -> Noted:
+        device = own.images.device.type
+        with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.set_grad_enabled(False):
+            result = declared.run(own, asked, **values)
+        noted = result if isinstance(result, Noted) else Noted(result, {})
+        return replace(noted, map=noted.map.detach().float())
+
+    def both(images: Images, asked: Target) -> tuple[Tensor, ...]:
+        own = Trace(trace.model, images)
+        map = run(own, asked).map
+        return (map, own.output) if declared.targeted else (map,)
+
+    graphs = replays(declared.name, values, trace.images, target) if trace.fresh else None
+    if graphs is None:
+        return run(trace, target), None
+    key = key_of(declared.name, values, trace.model, trace.images, target)
+    map, *output = graphs(key, both, trace.images, target)
+    return Noted(map, {}), next(iter(output), None)
 
 
 def find_method(name: str) -> Method:

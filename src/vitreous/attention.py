@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Float
@@ -16,6 +18,11 @@ from torch import Tensor
 from vitreous.errors import CaptureError
 from vitreous.types import HeadRows, Heads, Keys, Row, Weights
 
+if TYPE_CHECKING:
+    from vitreous.fused import Fused
+
+FUSED = (torch.float16, torch.bfloat16)  # of float32, tensor cores keep too few digits
+WIDEST = 128  # of a head
 ROWS = 512  # how many rows of A are formed at a time where all are read
 
 
@@ -37,7 +44,9 @@ class Attention:
     bias: Tensor | None = None  # [B|1 H|1 N|1 M], added to the scores
     given: Weights | None = None  # A, where the model itself formed it
     followed: bool = False  # does its backward show A and ∂y/∂A (follow.py)?
+    only: list[int] | None = None  # the rows of O that were computed (tail.py); None: all
     keys: Tensor | None = None  # what autograd knows as K (for the eager door: in the model's own axes)
+    factors: tuple[Tensor, Tensor] | None = None  # where A was given: what was multiplied to make its scores
     fold: Callable[[Tensor], Tensor] = field(default=same, repr=False)  # the model's axes -> [B H N d]
 
     @property
@@ -61,6 +70,7 @@ class Attention:
 
     def rows(self, index: slice | list[int]) -> Weights:
         """These rows of A, nothing else: [B H rows M], at least float32."""
+        index = run_of(index)
         if self.given is not None:
             return widen(self.given[:, :, index])
         assert self.q is not None and self.k is not None
@@ -81,21 +91,69 @@ class Attention:
 
     def read(self, weights: Float[Tensor, "B N"], tokens: list[int] | None = None) -> HeadRows:
         """Σᵢ weightsᵢ·Aᵢ for every head; only the rows of `tokens` are formed (None: of all)."""
+        if tokens is None and self.fusible:
+            return self.fused().read(weights)
         row = weights[:, None, None]  # [B 1 1 N]
-        return sum_of(row[..., i] @ a for i, a in self.chunks(tokens))[:, :, 0]
+        return sum_of(row[..., run_of(i)] @ a for i, a in self.chunks(tokens))[:, :, 0]
+
+    @property
+    def fusible(self) -> bool:
+        """Can sums over A be formed without A (fused.py)?"""
+        return self.q is not None and self.bias is None and fusible(self.q)
+
+    def fused(self, grad: Tensor | None = None) -> Fused:
+        """Sums over A, and with ∂y/∂O over A ⊙ ∂y/∂A, of the rows that were computed."""
+        from vitreous.fused import Fused
+
+        assert self.q is not None and self.k is not None
+        q = self.q if self.only is None else self.q[:, :, run_of(self.only)]
+        return Fused(
+            q.detach(), self.k.detach(), self.scale, self.v.detach(), None if grad is None else self.fold(grad)
+        )
 
     def weights_grad(self, grad: Tensor, index: slice | list[int] = slice(None)) -> Weights:
         """∂y/∂A (these rows) from ∂y/∂O (as autograd gives it for `node`)."""
-        return widen(self.fold(grad)[:, :, index]) @ widen(self.v).mT
+        return self.out_rows(grad, index) @ widen(self.v).mT
+
+    def out_rows(self, out: Tensor, index: slice | list[int]) -> Heads:
+        """These rows of O, or of ∂y/∂O, in the axes [B H rows d]; all there are where only some were computed."""
+        folded = self.fold(out)
+        return widen(folded if self.only is not None else folded[:, :, index])
 
     @torch.no_grad()
     def error(self) -> Row:
         """max |A·V − O| over max |O|, for each image and head: zero but for rounding, or the capture is wrong."""
         out = widen(self.out)
         off = torch.zeros(self.shape[:2], dtype=out.dtype, device=out.device)
-        for i, a in self.chunks():
-            off = torch.maximum(off, (a @ widen(self.v) - out[:, :, i]).abs().amax((-1, -2)))
+        for i, a in self.chunks(self.only):
+            off = torch.maximum(off, (a @ widen(self.v) - self.out_rows(self.node, i)).abs().amax((-1, -2)))
         return off / out.abs().amax((-1, -2)).clamp_min(torch.finfo(out.dtype).tiny)
+
+    def projected(self) -> tuple[Heads, Keys, float] | None:
+        """Q, K and s with A = softmax(s·Q·Kᵀ), also where the model multiplied them itself; None: not seen.
+
+        Then s is fitted: the slope of log A over Q·Kᵀ, both less the means of their rows.
+        """
+        if self.q is not None and self.k is not None:
+            return self.q, self.k, self.scale
+        if self.given is None or self.factors is None:
+            return None
+        if any(t.ndim != self.node.ndim for t in self.factors):
+            return None
+        q, kt = (widen(self.fold(t)) for t in self.factors)
+        b, h, n, m = self.shape
+        if q.shape[:3] != (b, h, n) or kt.shape != (b, h, q.shape[-1], m):
+            return None
+        s = self.fitted((q @ kt).detach())
+        return None if s is None else (q, kt.mT, s)
+
+    def fitted(self, scores: Weights) -> float | None:
+        """s with A = softmax(s·scores), if there is one."""
+        assert self.given is not None
+        a = widen(self.given.detach())
+        x, y = (t - t.mean(-1, keepdim=True) for t in (scores, a.clamp_min(1e-30).log()))
+        s = float((x * y).sum() / (x * x).sum().clamp_min(1e-30))
+        return s if ((scores * s).softmax(-1) - a).abs().max() < 1e-3 else None
 
     def verify(self, tolerance: float | None = None) -> None:
         """Raise unless A·V is what the layer itself returned."""
@@ -108,9 +166,27 @@ class Attention:
             )
 
 
+def fusible(q: Tensor) -> bool:
+    """Are there kernels for queries of this kind?"""
+    return q.is_cuda and q.dtype in FUSED and q.shape[-1] <= WIDEST and triton()
+
+
+@cache
+def triton() -> bool:
+    """Can kernels be made for this GPU?"""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (7, 0)
+
+
 def widen(t: Tensor) -> Tensor:
     """At least float32."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def run_of(tokens: slice | list[int]) -> slice | list[int]:
+    """A slice where the tokens follow each other: it needs no numbers on the GPU, so nothing waits for it."""
+    if isinstance(tokens, slice) or tokens != list(range(tokens[0], tokens[-1] + 1) if tokens else ()):
+        return tokens
+    return slice(tokens[0], tokens[-1] + 1) if tokens else slice(0, 0)
 
 
 def sum_of(parts: Iterable[Tensor]) -> Tensor:

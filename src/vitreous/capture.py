@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.attention import Attention, same
+from vitreous.attention import Attention, run_of, same
 
 if TYPE_CHECKING:
     from vitreous.follow import Follower
+    from vitreous.tail import Tail
 
 NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
 SDPA = {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
@@ -35,8 +36,10 @@ SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 KEEPS = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16}
 KEEPS |= {Tensor.contiguous, Tensor.clone, torch.clone, torch.nan_to_num, Tensor.nan_to_num}
+WATCHED = NORMS | SDPA | SOFTMAX | MATMUL
+WATCHED |= {torch._C._set_grad_enabled, F.multi_head_attention_forward, F.linear, F.conv2d, torch.einsum}
 TAG = "_vitreous_softmax"  # on a tensor that is a softmax, or (mixed) was made of one
-KEYS = "_vitreous_keys"  # on a tensor that was made of Q·Kᵀ
+FACTORS = "_vitreous_factors"  # Q and Kᵀ, on a tensor that was made of their product
 Entry = tuple[str, int]  # the tokens that enter a layer: made by the so manyeth "norm", or read by such a "linear"
 Way = tuple[Entry, tuple[int, ...]]  # an entry and its shape
 
@@ -49,7 +52,7 @@ class Capture(TorchFunctionMode):
     """Record every attention of a run of `net` over `images` images in `calls`, in the order of the run.
 
     With `most`, the run ends by `Enough` at that many calls. With `cut`, gradients begin at that entry: all before is
-    constant, `leaf` is the tensor to ask about, and `edit` may change it first.
+    constant, `leaf` is the tensor to ask about, and `edit` may change it first. `weighs`: count the memory.
     """
 
     def __init__(
@@ -61,8 +64,11 @@ class Capture(TorchFunctionMode):
         edit: Callable[[Tensor], Tensor] = same,
         follower: Follower | None = None,
         since: int = 0,
+        tail: Tail | None = None,
+        weighs: bool = False,
     ) -> None:
         super().__init__()
+        self.tail = tail
         self.images, self.most, self.cut, self.edit, self.follower = images, most, cut, edit, follower
         self.grads = cut is not None or torch.is_grad_enabled()
         self.names = names_of(net) if isinstance(net, nn.Module) else net
@@ -77,6 +83,7 @@ class Capture(TorchFunctionMode):
         self.entries: list[Way | None] = []  # of each call
         self.ways: list[Way | None] = []  # of each call and of each attention that is changed on the way
         self.leaf: Tensor | None = None
+        self.weighs = weighs
         self.made, self.largest = 0, 0  # bytes of all that was computed, and of the largest tensor
         self._counts = {"norm": 0, "linear": 0}
         self._recent: list[Way] = []  # norms and linear inputs since the last attention
@@ -87,18 +94,23 @@ class Capture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch._C._set_grad_enabled and self.grads:
-            return None  # a frozen part of the model (torch.no_grad in its forward) is differentiated all the same
+        if not self._following and func not in WATCHED:
+            out = func(*args, **kwargs)
+            if self.weighs and isinstance(out, Tensor):
+                self.weigh(out)
+            return out
+        if func is torch._C._set_grad_enabled:  # a frozen part of the model (torch.no_grad in its forward) is
+            return None if self.grads else func(*args, **kwargs)  # differentiated all the same
         if func in SDPA:
             return self.attend(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self.multi_head(func, args, kwargs)
         if func is F.linear:
             args = (self.enter("linear", args[0]), *args[1:])
-            if self.follower is not None and self.follower.reads(args[0]):
-                func = self.follower.linear
+        elif func in MATMUL and self.tail is not None and self.tail.state in ("whole", "read"):
+            args = self.narrow_product(*args)
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor):
+        if self.weighs and isinstance(out, Tensor):
             self.weigh(out)
         if func in NORMS:
             out = self.enter("norm", out)
@@ -157,11 +169,16 @@ class Capture(TorchFunctionMode):
             "is_causal": is_causal,
             "scale": scale,
         }
+        only, asking = None, query
+        if self.tail is not None and self.tail.state in ("whole", "read"):
+            query, key, value, attn_mask = self.tail.attention(query, key, value, attn_mask)
+            only = self.tail.read
+            asking, options["attn_mask"] = query[..., run_of(only), :], rows_of(attn_mask, only)
         follower = self.follower if self.leaf is not None else None
         follower = follower if follower is not None and follower.follows(query, key) else None
         out = query  # replaced below where the pass is followed
         if follower is None:
-            out = F.scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
+            out = F.scaled_dot_product_attention(asking, key, value, **options, enable_gqa=enable_gqa)
         fold = folding(query.ndim, self.images)
         q, k, v = fold(query), fold(key), fold(value)
         if enable_gqa:
@@ -170,7 +187,7 @@ class Capture(TorchFunctionMode):
         bias = additive(attn_mask, is_causal, query, key)
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
-        call = Attention(caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold)
+        call = Attention(caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only)
         if follower is not None:
             call.followed, call.node = True, follower.attend(call, options)
         self.keep(call)
@@ -200,8 +217,17 @@ class Capture(TorchFunctionMode):
         if kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
             self._following = True
             setattr(out, TAG, "soft")
-            if hasattr(args[0], KEYS):
-                setattr(out, KEYS, getattr(args[0], KEYS))
+            if hasattr(args[0], FACTORS):
+                setattr(out, FACTORS, getattr(args[0], FACTORS))
+
+    def narrow_product(self, a: Any, v: Any) -> tuple[Any, Any]:
+        """A softmax in the last block that is about to meet its values: the rows that are read, and all values."""
+        if self.tail is None or getattr(a, TAG, None) != "soft":
+            return a, v
+        a, v = self.tail.attention(a, v)
+        part = a[..., run_of(self.tail.read), :]
+        setattr(part, TAG, "soft")
+        return part, v
 
     def see_product(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
         """A softmax that is multiplied by values is an attention; any other product may be Q·Kᵀ."""
@@ -212,14 +238,18 @@ class Capture(TorchFunctionMode):
             fold_a = fold_v = fold = folding(a.ndim, self.images)
         if not isinstance(a, Tensor) or not hasattr(a, TAG) or out.ndim < 3:
             self._following = True
-            setattr(out, KEYS, args[-1])
+            setattr(out, FACTORS, args[-2:])
         elif getattr(a, TAG) == "mixed" or fold is None:
             self.mixed.append(caller(self.names))
             self.ways.append(self.entry(a.shape[1], v.shape[-1]))
             self._recent.clear()
         else:
-            keys = getattr(a, KEYS, None)
-            self.keep(Attention(caller(self.names), "eager", out, fold_v(v), given=fold_a(a), keys=keys, fold=fold))
+            only = self.tail.read if self.tail is not None and self.tail.state == "read" else None
+            a = self.tail.whole[0] if only is not None and self.tail is not None and self.tail.whole else a
+            call = Attention(caller(self.names), "eager", out, fold_v(v), given=fold_a(a), fold=fold, only=only)
+            call.factors = getattr(a, FACTORS, None)
+            call.keys = None if call.factors is None else call.factors[1]
+            self.keep(call)
 
     def keep(self, call: Attention) -> None:
         self.last = call if call.door == "mha" else None
@@ -240,8 +270,8 @@ class Capture(TorchFunctionMode):
             return
         for source in args:
             if isinstance(source, Tensor) and out.numel() == source.numel():
-                if hasattr(source, KEYS):
-                    setattr(out, KEYS, getattr(source, KEYS))
+                if hasattr(source, FACTORS):
+                    setattr(out, FACTORS, getattr(source, FACTORS))
                 if hasattr(source, TAG):
                     setattr(out, TAG, getattr(source, TAG) if func in KEEPS else "mixed")
 
@@ -309,6 +339,11 @@ def einsum_axes(args: tuple[Any, ...]) -> Any:
         return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
 
     return a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width)
+
+
+def rows_of(mask: Tensor | None, rows: list[int]) -> Tensor | None:
+    """A mask for these queries only."""
+    return mask if mask is None or mask.shape[-2] == 1 else mask[..., run_of(rows), :]
 
 
 def additive(mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor | None:

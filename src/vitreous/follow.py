@@ -1,62 +1,121 @@
 """A ⊙ ∂y/∂A of every layer, from the last to the first, in one backward pass that never holds two layers at once.
 
 The backward of an attention needs A and ∂y/∂A anyway: here it computes them by rows, shows them to a visitor and goes
-on. Of the last layer it forms only the rows that the head reads: the gradients of the others are zero.
+on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.attention import Attention, widen
+from vitreous.attention import Attention, fusible, run_of, sum_of, widen
+from vitreous.capture import rows_of
+from vitreous.types import Row
+
+if TYPE_CHECKING:
+    from vitreous.fused import Fused
 
 Rows = slice | list[int]
 Chunks = Iterator[tuple[Rows, Tensor, Tensor]]  # rows, A [B H rows M], A ⊙ ∂y/∂A
-Visitor = Callable[[Chunks], None]
 
 
-def pass_by(chunks: Chunks) -> None:
+class Shown:
+    """One layer on the way back: A and A ⊙ ∂y/∂A by rows, each shown once, or one sum over all of them."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+
+    def gained(self, weights: Row) -> Row:
+        """Σᵢ wᵢ·mean_h (Aᵢⱼ·∂y/∂Aᵢⱼ)⁺."""
+        row = weights[:, None, None]  # [B 1 1 N]
+        return sum_of((row[..., run_of(rows)].to(p) @ p.clamp_min(0)).mean((1, 2)) for rows, _, p in self.chunks)
+
+    def rolled(self, carried: Row) -> Row:
+        """One factor of a rollout over (mean_h A ⊙ ∂y/∂A)⁺."""
+        means = ((rows, product.mean(1).clamp_min_(0)) for rows, _, product in self.chunks)
+        return sum_of(step(carried.to(part), part, 0.5, rows) for rows, part in means)
+
+
+class Summed(Shown):
+    """The same where sums are formed without A."""
+
+    def __init__(self, chunks: Chunks, layer: Attention, grad: Tensor) -> None:
+        super().__init__(chunks)
+        self.rows = slice(None) if layer.only is None else run_of(layer.only)
+        self.of = layer, grad
+
+    @cached_property
+    def sums(self) -> Fused:
+        layer, grad = self.of
+        return layer.fused(grad)
+
+    def gained(self, weights: Row) -> Row:
+        return self.sums.gained(weights[:, self.rows]).mean(1)
+
+    def rolled(self, carried: Row) -> Row:
+        carried = carried.float()
+        share = carried[:, self.rows] / (0.5 + 0.5 * self.sums.mean_rows())
+        stayed = torch.zeros_like(carried)
+        stayed[:, self.rows] = 0.5 * share
+        return stayed + 0.5 * self.sums.mean_columns(share)
+
+
+Visitor = Callable[[Shown], None]
+
+
+def shown(layer: Attention, grad: Tensor) -> Shown:
+    """A layer and ∂y/∂O, as autograd gives it."""
+    chunks = ((rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
+    return Summed(chunks, layer, grad) if layer.fusible else Shown(chunks)
+
+
+def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = slice(None)) -> Row:
+    """One factor of a rollout, seen from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
+    rows = run_of(rows)
+    share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
+    moved = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
+    stayed = torch.zeros_like(carried)
+    stayed[:, rows] = residual * share
+    return stayed + moved
+
+
+def pass_by(shown: Shown) -> None:
     """A visitor that only lets the gradients through."""
-    deque(chunks, maxlen=0)
+    deque(shown.chunks, maxlen=0)
 
 
 class Follower:
-    """Runs the attentions of a pass so that their backward shows A ⊙ ∂y/∂A to `visitor`.
+    """Runs the attentions of a pass over so many tokens so that their backward shows A ⊙ ∂y/∂A to `visitor`.
 
-    `tokens`, `layers`: how many there are. `read`: the rows that the head reads after the last. `ends`: no gradient is
-    asked for before the first.
+    No gradient is asked for before the first of them.
     """
 
-    def __init__(self, tokens: int, layers: int, read: list[int] | None, ends: bool) -> None:
-        self.tokens, self.layers, self.read, self.ends = tokens, layers, read, ends
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
         self.visitor: Visitor = pass_by
         self.seen = 0
 
     def follows(self, q: Tensor, k: Tensor) -> bool:
-        """Is this a layer, and in the axes [B H N d]?"""
-        return q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
-
-    def reads(self, x: Tensor) -> bool:
-        """Are these tokens after the last attention, of which the head reads only some?"""
-        return self.read is not None and self.seen == self.layers and x.ndim == 3 and x.shape[1] == self.tokens
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear layer whose backward passes by the tokens that nothing reads."""
-        out: Tensor = ReadLinear.apply(x, weight, bias, self.read)
-        return out
+        """Is this a layer, in the axes [B H N d], of which sums need A?"""
+        layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
+        return layer and not fusible(q)
 
     def attend(self, call: Attention, options: dict[str, Any]) -> Tensor:
         """O, exactly as the fused kernel gives it."""
+        assert call.q is not None
         self.seen += 1
-        rows = self.read if self.seen == self.layers else None
-        end = self.ends and self.seen == 1
-        out: Tensor = Followed.apply(call.q, call.k, call.v, call.scale, call.bias, options, self, rows, end)
+        q, bias = call.q, call.bias
+        if call.only is not None:
+            q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
+        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, self.seen == 1)
         return out
 
 
@@ -73,10 +132,10 @@ class Followed(torch.autograd.Function):
         bias: Tensor | None,
         options: dict[str, Any],
         follower: Follower,
-        rows: list[int] | None,
+        only: list[int] | None,
         end: bool,
     ) -> Tensor:
-        ctx.scale, ctx.bias, ctx.follower, ctx.rows, ctx.end = scale, bias, follower, rows, end
+        ctx.scale, ctx.bias, ctx.follower, ctx.only, ctx.end = scale, bias, follower, only, end
         out = F.scaled_dot_product_attention(q, k, v, **options)
         ctx.save_for_backward(q, k, v, out)
         return out
@@ -88,16 +147,16 @@ class Followed(torch.autograd.Function):
         sums = Sums(q * ctx.scale, k, (widen(out) * dout).sum(-1, keepdim=True))
 
         def chunks() -> Chunks:
-            for rows, a in Attention("", "", out, v, sums.q, k, 1.0, ctx.bias).chunks(ctx.rows):
+            for rows, a in Attention("", "", out, v, sums.q, k, 1.0, ctx.bias).chunks():
                 product = (dout[:, :, rows] @ v.mT).mul_(a)
-                yield rows, a, product
+                yield (rows if ctx.only is None else ctx.only[rows]), a, product
                 if not ctx.end:
                     sums.add(rows, a, product, dout[:, :, rows])
 
-        ctx.follower.visitor(chunks())
+        ctx.follower.visitor(Shown(chunks()))
         if ctx.end:
             return (None,) * 9
-        found = (sums.dq(ctx.rows).mul_(ctx.scale), total(sums.dk), total(sums.dv))
+        found = (torch.cat(sums.dq, 2).mul_(ctx.scale), total(sums.dk), total(sums.dv))
         return (*(d.to(t.dtype) for d, t in zip(found, saved)), None, None, None, None, None, None)
 
 
@@ -106,38 +165,15 @@ class Sums:
 
     def __init__(self, q: Tensor, k: Tensor, inner: Tensor) -> None:
         self.q, self.k, self.inner = q, k, inner  # inner: Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
-        self.parts: list[Tensor] = []
+        self.dq: list[Tensor] = []
         self.dk: list[Tensor] = []
         self.dv: list[Tensor] = []
 
     def add(self, rows: Rows, a: Tensor, product: Tensor, dout: Tensor) -> None:
         dscores = product.addcmul_(a, self.inner[:, :, rows], value=-1)  # A·(∂y/∂A − Σ A·∂y/∂A)
-        self.parts.append(dscores @ self.k)
+        self.dq.append(dscores @ self.k)
         self.dk.append(dscores.mT @ self.q[:, :, rows])
         self.dv.append(a.mT @ dout)
-
-    def dq(self, rows: list[int] | None) -> Tensor:
-        if rows is None:
-            return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, 2)
-        whole = torch.zeros_like(self.q)
-        whole[:, :, rows] = self.parts[0]
-        return whole
-
-
-class ReadLinear(torch.autograd.Function):
-    """A linear layer after the last attention: only the tokens that the head reads have a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: list[int]) -> Tensor:
-        ctx.save_for_backward(weight)
-        ctx.shape, ctx.rows = x.shape, rows
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        dx = grads[0].new_zeros(ctx.shape)
-        dx[:, ctx.rows] = grads[0][:, ctx.rows] @ ctx.saved_tensors[0].to(dx.dtype)
-        return dx, None, None, None
 
 
 def total(parts: list[Tensor]) -> Tensor:

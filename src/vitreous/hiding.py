@@ -16,10 +16,11 @@ from torch import Tensor
 from vitreous.capture import Enough
 from vitreous.errors import ModelError
 from vitreous.memory import batch_size, in_batches
+from vitreous.tail import Known, known, near
 from vitreous.target import Target
 from vitreous.trace import Record, Trace
 from vitreous.types import Images, Tokens
-from vitreous.variants import Known, VariantScores, known, lean_run, near, scores_each
+from vitreous.variants import VariantScores, lean_run, scores_each
 
 Hidden = Bool[Tensor, "V h w"]
 Hide = Callable[[Sequence[int], Hidden], Record]

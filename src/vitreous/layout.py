@@ -126,8 +126,9 @@ def head_by_head(seen: Capture, layout: Layout) -> bool:
 
 def look(model: Model, images: Tensor, grad: bool) -> tuple[Capture, Tensor]:
     """One watched run."""
-    with model.still(), torch.inference_mode(False), torch.set_grad_enabled(grad), Capture(model.module, 2) as seen:
-        return seen, model.run(images)
+    with model.still() as still, torch.inference_mode(False), torch.set_grad_enabled(grad):
+        with Capture(still.names, 2, weighs=True) as seen:
+            return seen, model.run(images)
 
 
 def geometry(seen: Capture, first: Attention | None, size: tuple[int, int]) -> tuple[tuple[int, int], int, int]:

@@ -128,7 +128,7 @@ class Model:
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
             raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of pictures; give [B, 3, H, W]")
-        if not images.sum().isfinite():
+        if not capturing(images) and not images.sum().isfinite():
             raise InputError("the image tensor holds values that are not finite")
         return images
 
@@ -175,16 +175,19 @@ class Model:
         """One thread at a time, in eval mode, eager; all as it was afterwards, also after an error."""
         lock = _LOCKS.setdefault(self.module, threading.RLock())
         with lock, ExitStack() as stack:
-            modules = list(self.module.named_modules())
-            for _, module in modules:
+            names, compiled, hooked = {}, self.net is not self.module, False
+            for name, module in self.module.named_modules():
+                own = module.__dict__  # asked directly: this walk is part of every run
+                names[id(module)] = name
+                compiled = compiled or is_compiled(module)
+                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "_hf_hook" in own)
                 for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
-                    if getattr(module, flag, False) is True:
+                    if own.get(flag) is True:
                         stack.callback(setattr, module, flag, True)
                         setattr(module, flag, False)
-            if self.net is not self.module or any(is_compiled(module) for _, module in modules):
+            if compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            hooked = any(m._forward_hooks or m._forward_pre_hooks or hasattr(m, "_hf_hook") for _, m in modules)
-            yield Still({id(module): name for name, module in modules}, hooked)
+            yield Still(names, hooked)
 
 
 @dataclass(frozen=True)
@@ -203,8 +206,14 @@ def unwrap(net: nn.Module) -> nn.Module:
     return net if inner is None else unwrap(inner)
 
 
+def capturing(images: Tensor) -> bool:
+    """Is a graph being recorded, so that nothing may be asked of the GPU?"""
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    own = module.__dict__
+    return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None
 
 
 def read_output(raw: Any, name: str) -> Output:

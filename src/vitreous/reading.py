@@ -70,8 +70,21 @@ def one_head(layer: Attention, head: str | int) -> Attention:
     def cut(t: Tensor | None) -> Tensor | None:
         return t if t is None or t.shape[1] == 1 else t[:, number : number + 1]
 
-    v = layer.v[:, number : number + 1]
-    return replace(layer, v=v, q=cut(layer.q), k=cut(layer.k), bias=cut(layer.bias), given=cut(layer.given))
+    return replace(
+        layer,
+        v=layer.v[:, number : number + 1],
+        q=cut(layer.q),
+        k=cut(layer.k),
+        bias=cut(layer.bias),
+        given=cut(layer.given),
+        factors=layer.factors and one_of(layer, number),
+    )
+
+
+def one_of(layer: Attention, head: int) -> tuple[Tensor, Tensor] | None:
+    """What was multiplied for the scores of one head, in the axes of the layer's output."""
+    found = layer.projected()
+    return None if found is None else (found[0][:, head : head + 1], found[1][:, head : head + 1].mT)
 
 
 def reads(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "M"]:
@@ -85,9 +98,13 @@ def read_by(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "N
     return torch.cat([(a @ weights[0]).mean(1)[0] for _, a in layer.chunks()])
 
 
-def projections(trace: Trace, layer: Attention) -> tuple[Heads, Keys]:
-    """Queries and keys as the attention sees them: after rotary positions and norms of their own."""
-    if layer.q is None or layer.k is None:
-        raise Unsupported(f"{trace.model.name} forms its attention itself, so its queries and keys are not seen")
-    q = widen(layer.q)
-    return q, widen(layer.k).expand(-1, q.shape[1], -1, -1)
+def projections(trace: Trace, layer: Attention) -> tuple[Heads, Keys, float]:
+    """Queries, keys and their scale as the attention sees them: after rotary positions and norms of their own."""
+    found = layer.projected()
+    if found is None:
+        raise Unsupported(
+            f"{trace.model.name} forms its attention in a way that shows no queries and keys; use a fused one "
+            "(attn_implementation='sdpa', F.scaled_dot_product_attention) or softmax(q @ k.mT) @ v"
+        )
+    q = widen(found[0])
+    return q, widen(found[1]).expand(-1, q.shape[1], -1, -1), found[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from vitreous.attention import Attention, same, widen
 from vitreous.capture import Capture, Enough
 from vitreous.errors import CaptureError, OptionError, Unsupported
-from vitreous.follow import Follower, Visitor
+from vitreous.follow import Follower, Visitor, shown
 from vitreous.model import Model
+from vitreous.tail import Tail, tails
 from vitreous.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -65,6 +67,11 @@ class Trace:
             kept = self._record = self.run(images, whole=whole, grad=grad, since=since)
         return kept
 
+    @property
+    def fresh(self) -> bool:
+        """Has nothing been recorded yet?"""
+        return not (self._record or self._cuts or self._followed or self._kept)
+
     def fork(self) -> Trace:
         """The same recorded run for someone else: what they add (graphs for gradients) goes with them."""
         other = Trace(self.model, self.images)
@@ -77,7 +84,7 @@ class Trace:
         if not self.layout.entries:
             raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
         if number not in self._cuts:
-            self._cuts[number] = self.run(self.images, cut=number, follower=self.follower(number, ends=False))
+            self._cuts[number] = self.run(self.images, cut=number, tail=tails(self))
         return self._cuts[number]
 
     def any_whole(self) -> Record:
@@ -106,13 +113,15 @@ class Trace:
         extend: Callable[[tuple[Tensor, ...]], Tensor] | None = None,
         follower: Follower | None = None,
         since: int = 0,
+        tail: bool = False,
+        tokens: int | None = None,
     ) -> Record:
         """A new run.
 
         `cut`: differentiable from this layer's entry, which `edit` may change. `enter`: what enters this layer's block
         (without `cut`: the first) is changed, perhaps to another number of images (`count`). `extend`: rows to add
-        behind the last block's, made of what leaves every block; then no
-        gradient passes from one block to the next.
+        behind the last block's, made of what leaves every block; then no gradient passes from one block to the next.
+        `tail`: the last block computes only what the head reads (of so many `tokens`).
         """
         device, layout = self.images.device.type, self.layout
         entry = None if cut is None else layout.entries[cut]
@@ -128,14 +137,24 @@ class Trace:
             if extend is not None:
                 for hook in self._extend_hooks(extend):
                     stack.callback(hook.remove)
+            end = stack.enter_context(self._tail(tokens)) if tail and not still.hooked else None
             stack.enter_context(suppress(Enough))
-            seen = stack.enter_context(Capture(still.names, rows, most, entry, edit, follower, since))
+            seen = stack.enter_context(Capture(still.names, rows, most, entry, edit, follower, since, end))
             output = self.model.run(images)
         layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
         pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
         head = seen.linear if self.model.classifier is not False else None  # a backbone's last layer is no classifier
         embedding = head[0] if head is not None and head[1] is output else output
         return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf, since)
+
+    def _tail(self, tokens: int | None) -> Tail:
+        """The last block for what is read, where some tokens may have been cut out."""
+        layout, read = self.layout, self.read_tokens
+        assert read is not None
+        gone = layout.tokens - (tokens or layout.tokens)
+        read = [token if token < layout.prefix else token - gone for token in read]
+        block = self.block(layout.layers - 1)
+        return Tail(block, read, layout.tokens - gone, layout.prefix, layout.patches - gone, self.batch_axis)
 
     def _extend_hooks(self, extend: Callable[[tuple[Tensor, ...]], Tensor]) -> list[Any]:
         """Hooks on the blocks that take what leaves them, part them for the gradient, and add rows behind the last."""
@@ -233,11 +252,8 @@ class Trace:
         pool = self.any_whole().pool if self.layout.pooled else None
         if pool is not None:
             return pool.weights.detach().mean((1, 2)).expand(len(self), -1)
-        weights = torch.zeros(self.layout.tokens, dtype=torch.float32, device=self.images.device)
-        read = list(self.layout.readout)
-        share = self.layout.share or [1 / len(read)] * len(read)
-        weights[read] = torch.tensor(share, dtype=torch.float32, device=weights.device)
-        return weights.expand(len(self), -1)
+        layout = self.layout
+        return read_weights(layout.tokens, layout.readout, layout.share, self.images.device).expand(len(self), -1)
 
     @property
     def read_tokens(self) -> list[int] | None:
@@ -282,18 +298,13 @@ class Trace:
     def followed(self) -> tuple[Record, Follower]:
         """A run whose backward shows A and ∂y/∂A of every layer."""
         if self._followed is None:
-            follower = self.follower(0, ends=True)
+            follower = Follower(self.layout.tokens)
             if self.layout.entries:
-                record = self.run(self.images, cut=self.layer_number(0), follower=follower)
+                record = self.run(self.images, cut=self.layer_number(0), follower=follower, tail=tails(self))
             else:  # nowhere to cut: the whole run is differentiated
                 record = self.record(whole=True, grad=True)
             self._followed = record, follower
         return self._followed
-
-    def follower(self, first: int, ends: bool) -> Follower:
-        """For a run that is differentiated from layer `first` on."""
-        read = self.read_tokens if self.layout.probed else None
-        return Follower(self.layout.tokens, self.layout.layers - first, read, ends)
 
     def follow(self, target: Target, visit: Visitor) -> None:
         """Show A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
@@ -304,7 +315,7 @@ class Trace:
             gradients(y, [record.entry])
             return
         for layer, grad in reversed(list(zip(record.layers, gradients(y, [one.node for one in record.layers])))):
-            visit(((rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks()))
+            visit(shown(layer, grad))
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
         """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); costs the rest only."""
@@ -337,6 +348,16 @@ class Trace:
         odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
         marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
         return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
+
+
+@lru_cache(maxsize=16)
+def read_weights(
+    tokens: int, readout: tuple[int, ...], share: tuple[float, ...] | None, device: torch.device
+) -> Float[Tensor, "N"]:
+    """ρ of one image; brought to a device once."""
+    weights = torch.zeros(tokens)
+    weights[list(readout)] = torch.tensor(share or [1 / len(readout)] * len(readout))
+    return weights.to(device)
 
 
 def placed(tokens: Tensor, start: int, h: int, w: int) -> Float[Tensor, "B h w D"]:

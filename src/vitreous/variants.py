@@ -22,6 +22,7 @@ from vitreous.attention import widen
 from vitreous.capture import MATMUL, NORMS, SDPA, TAG, additive
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.memory import batch_size, in_batches
+from vitreous.tail import Known, known, near, tails
 from vitreous.target import Probability, Target, classes, fix, of_rows
 from vitreous.trace import Edit, Record, Trace
 from vitreous.types import Images, Scores
@@ -31,7 +32,6 @@ NEVER = 2**30  # the number of an attention that is kept
 VariantScores = Float[Tensor, "V"]
 Gone = Bool[Tensor, "V N"]
 Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
-Known = WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]]
 _works: Known = WeakKeyDictionary()  # can tokens be left out at all?
 _cuts: Known = WeakKeyDictionary()  # … by cutting them out of the sequence?
 
@@ -86,15 +86,17 @@ def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Rec
     images = trace.images[list(rows)]
     if not cut:
         return lean_run(trace, images, gone_of(trace, keep))
+    tail = tails(trace)  # found out with all tokens
     with Cut(trace, keep), Lean(trace, tokens=keep.shape[1]):
-        return trace.run(images, since=NEVER)
+        return trace.run(images, since=NEVER, tail=tail, tokens=keep.shape[1])
 
 
 def lean_run(
     trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, count: int | None = None
 ) -> Record:
+    tail = tails(trace)
     with Lean(trace, gone):
-        return trace.run(images, enter=enter, count=count, since=NEVER)
+        return trace.run(images, enter=enter, count=count, since=NEVER, tail=tail)
 
 
 def run_without(trace: Trace, image: Images, gone: Gone) -> Record:
@@ -115,14 +117,6 @@ def run_without(trace: Trace, image: Images, gone: Gone) -> Record:
 def gone_of(trace: Trace, keep: Kept) -> Gone:
     """The tokens that are not kept."""
     return torch.ones(len(keep), trace.layout.tokens, dtype=torch.bool, device=keep.device).scatter_(1, keep, False)
-
-
-def known(trace: Trace, found: Known, find: Callable[[Trace], bool]) -> bool:
-    """What was found out about a model at this image size; found out once."""
-    of_model = found.setdefault(trace.model.module, {})
-    if trace.size not in of_model:
-        of_model[trace.size] = find(trace)
-    return of_model[trace.size]
 
 
 def refuse_dropping(trace: Trace) -> None:
@@ -168,12 +162,6 @@ def can_cut(trace: Trace) -> bool:
     return found is not None and expected is not None and near(found, expected)
 
 
-def near(one: Tensor, other: Tensor) -> bool:
-    """The same but for rounding."""
-    close = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
-    return bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
-
-
 class Lean(TorchFunctionMode):
     """Run a model on variants of one image without what need not be computed, and without tokens that are gone."""
 
@@ -182,9 +170,6 @@ class Lean(TorchFunctionMode):
         self.gone = gone
         self.axis, self.layout = trace.batch_axis, trace.layout
         self.tokens = tokens or trace.layout.tokens
-        read = trace.read_tokens if trace.layout.probed else None
-        fewer = trace.layout.tokens - self.tokens
-        self.read = read and [token if token < trace.layout.prefix else token - fewer for token in read]
         self.seen = 0  # layers
 
     def __torch_function__(
@@ -204,7 +189,7 @@ class Lean(TorchFunctionMode):
     def attend(
         self, func: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *rest: Any, **kw: Any
     ) -> Tensor:
-        """Attention in which nobody reads what is gone; in the last layer, for the tokens that the head reads."""
+        """Attention in which nobody reads what is gone."""
         mask = kw.pop("attn_mask", mask)
         if k.shape[-2] != self.tokens:
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
@@ -212,18 +197,8 @@ class Lean(TorchFunctionMode):
             mask = additive(mask, False, q, k)
             hidden = self.keys(q.ndim, len(q), q.dtype)
             mask = hidden if mask is None else mask + hidden
-        if not self.is_layer(q.shape[-2]) or self.seen < self.layout.layers or self.read is None:
-            return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
-        if mask is not None and mask.shape[-2] > 1:
-            mask = mask[..., self.read, :]
-        part = func(q[..., self.read, :], k, v, mask, *rest, **kw)
-        out: Tensor = part.new_zeros(*q.shape[:-1], v.shape[-1])
-        out[..., self.read, :] = part
-        return out
-
-    def is_layer(self, queries: int) -> bool:
-        self.seen += queries == self.tokens
-        return queries == self.tokens
+        self.seen += q.shape[-2] == self.tokens
+        return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
 
     def keys(self, ndim: int, rows: int, dtype: torch.dtype) -> Tensor:
         """−∞ for every key that is gone, in the axes of an attention's scores."""
@@ -239,26 +214,19 @@ class Lean(TorchFunctionMode):
     def forgotten(self, a: Tensor) -> Tensor:
         if a.shape[-1] != self.tokens:
             return a
-        self.is_layer(a.shape[-2])
+        self.seen += a.shape[-2] == self.tokens
         if self.gone is None:
             return a
         wide = widen(a) * self.keys(a.ndim, len(a), torch.float32).exp()
         return (wide / wide.sum(-1, keepdim=True)).to(a.dtype)
 
     def once(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A linear layer or a norm: once where all variants are still the same, later only of what is read."""
+        """A linear layer or a norm: once where all variants are still the same."""
         x = args[0]
         if x.ndim == 3 and x.shape[self.axis] > 1 and x.stride(self.axis) == 0:
             out = func(x.narrow(self.axis, 0, 1), *args[1:], **kwargs)
             return out.expand(*[x.shape[i] if i == self.axis else -1 for i in range(3)])
-        after = self.read is not None and self.seen >= self.layout.layers and func is F.linear
-        if not after or x.ndim != 3 or x.shape[1 - self.axis] != self.tokens:
-            return func(*args, **kwargs)
-        rows: Any = (slice(None), self.read) if self.axis == 0 else (self.read,)
-        part = func(x[rows], *args[1:], **kwargs)
-        out = part.new_zeros(*x.shape[:-1], part.shape[-1])
-        out[rows] = part
-        return out
+        return func(*args, **kwargs)
 
     def mean(self, func: Any, x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
         """The mean over tokens, of those that are there."""

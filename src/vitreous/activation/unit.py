@@ -56,7 +56,7 @@ class Seen:
 
     def heads(self, layer: int, side: Literal["q", "k"], rows: slice) -> Float[Tensor, "B H N d"]:
         """Q or K of every token, as the attention sees it."""
-        queries, keys = projections(self.trace, self.record.layers[layer])
+        queries, keys, _ = projections(self.trace, self.record.layers[layer])
         return (queries if side == "q" else keys)[rows]
 
 

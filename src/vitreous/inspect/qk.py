@@ -119,9 +119,12 @@ def qk(
         trace = seen.trace
         chosen = list(range(len(trace.attention))) if layer is None else [trace.layer_number(layer)]
         parts = [trace.attention[i] if layer is None else trace.layer(i) for i in chosen]
-        q, k = (np.concatenate(side) for side in zip(*(pictures(trace, part, head) for part in parts)))
-        places = [place for i, part in zip(chosen, parts) for place in places_of(i, part, head)]
-        scale = np.array([parts[chosen.index(place[0])].scale for place in places], np.float32)
+        drawn = [pictures(trace, part, head) for part in parts]
+        q, k = (np.concatenate([one[side] for one in drawn]) for side in (0, 1))
+        places = [
+            place for i, part, one in zip(chosen, parts, drawn) for place in places_of(i, part, head, len(one[0]))
+        ]
+        scale = np.array([drawn[chosen.index(place[0])][2] for place in places], np.float32)
         k = k - k.mean((1, 2), keepdims=True) if centred else k
         measured = measure(q, k, scale, places, limits)
         order = sorted(range(len(measured)), key=lambda i: -measured[i].score)
@@ -149,22 +152,21 @@ def checked(least: float, coherence: float, likeness: float, count: int) -> Limi
     return Limits(least, coherence, likeness)
 
 
-def pictures(trace: Trace, layer: Attention, head: int | None) -> tuple[Images, Images]:
-    """Queries and keys of a head (None: of all, one after the other), a picture for each channel."""
-    both = projections(trace, layer if head is None else one_head(layer, head))
+def pictures(trace: Trace, layer: Attention, head: int | None) -> tuple[Images, Images, float]:
+    """Queries and keys of a head (None: of all, one after the other), a picture for each channel; and their scale."""
+    q, k, scale = projections(trace, layer if head is None else one_head(layer, head))
 
     def drawn(side: Float[Tensor, "1 H N d"]) -> Images:
         patches = trace.to_patches(side.transpose(1, 2).flatten(2))[0]  # [h w H·d]
         return numbers(patches.permute(2, 0, 1))
 
-    return drawn(both[0]), drawn(both[1])
+    return drawn(q), drawn(k), scale
 
 
-def places_of(number: int, layer: Attention, head: int | None) -> list[Place]:
+def places_of(number: int, layer: Attention, head: int | None, count: int) -> list[Place]:
     """Which channel each picture of a layer is."""
     heads = range(layer.shape[1]) if head is None else [head]
-    assert layer.q is not None
-    return [(number, h, c) for h in heads for c in range(layer.q.shape[3])]
+    return [(number, h, c) for h in heads for c in range(count // len(heads))]
 
 
 def pick(ranking: Sequence[Channel], channels: Sequence[int] | None, count: int) -> tuple[int, ...]:

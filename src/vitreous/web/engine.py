@@ -246,7 +246,8 @@ def footprint(trace: Trace) -> int:
 
 
 def tensors(layer: Attention) -> list[Tensor | None]:
-    return [layer.node, layer.v, layer.q, layer.k, layer.bias, layer.given, layer.keys]
+    factors = layer.factors or ()
+    return [layer.node, layer.v, layer.q, layer.k, layer.bias, layer.given, layer.keys, *factors]
 
 
 def key_of(*parts: Any) -> str:

@@ -68,9 +68,9 @@ async def qk(
 
     def work(trace: Trace) -> Response:
         seen = one_head(trace.layer(layer), head)
-        both = projections(trace, seen)
-        scores = trace.map(dots(*both, seen.scale, query(trace, token)))[0]
-        colours = [components(trace.to_patches(t.mean(1))[0]) for t in both]
+        q, k, scale = projections(trace, seen)
+        scores = trace.map(dots(q, k, scale, query(trace, token)))[0]
+        colours = [components(trace.to_patches(t.mean(1))[0]) for t in (q, k)]
         return numbers(scores, *colours, shape=trace.layout.grid, lasting=True)
 
     return await looked(engine, model, image, work)

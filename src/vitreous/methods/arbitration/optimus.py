@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.attention import widen
 from vitreous.errors import OptionError
 from vitreous.evaluation import Case, measure
-from vitreous.follow import Chunks
+from vitreous.follow import Shown
 from vitreous.memory import batch_size, in_batches
 from vitreous.registry import METRICS, Metric, Noted, method
 from vitreous.target import Target, fix, of_image
@@ -72,9 +72,9 @@ def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[s
     """Every map and its name, all from one run."""
     weighted = Readings(trace)
 
-    def visit(chunks: Chunks) -> None:
+    def visit(layer: Shown) -> None:
         whole: Tensor | None = None
-        for rows, a, product in chunks:
+        for rows, a, product in layer.chunks:
             whole = a.new_zeros(len(a), 1, a.shape[3], a.shape[3]) if whole is None else whole
             whole[:, 0, rows] = product.clamp_min(0).mean(1)
         assert whole is not None

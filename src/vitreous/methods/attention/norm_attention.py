@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.attention import widen
 from vitreous.errors import Unsupported
-from vitreous.methods.attention.rollout import step
+from vitreous.follow import step
 from vitreous.mixing import Layer, Projection, need_blocks, record
 from vitreous.registry import method
 from vitreous.target import Target

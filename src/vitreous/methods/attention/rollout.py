@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitreous.attention import Attention
 from vitreous.errors import OptionError
+from vitreous.follow import step
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method
 from vitreous.target import Target
@@ -51,15 +52,6 @@ def check_start(trace: Trace, start_layer: int) -> None:
     last = trace.layout.layers - 1
     if start_layer > last >= 0:
         raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
-
-
-def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: list[int] | slice = slice(None)) -> Row:
-    """One factor of the product, seen from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
-    share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
-    moved = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
-    stayed = torch.zeros_like(carried)
-    stayed[:, rows] = residual * share
-    return stayed + moved
 
 
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:

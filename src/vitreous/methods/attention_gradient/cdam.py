@@ -111,7 +111,7 @@ def split_grad(trace: Trace, target: Target, split: str) -> tuple[Tensor, Tensor
     layer = record.layers[-1]
     (dout,) = gradients(trace.score(target, record), [layer.node])
     if split == "value":
-        dvalues = sum_of(a.detach().mT @ widen(layer.fold(dout)[:, :, i]) for i, a in layer.chunks())
+        dvalues = sum_of(a.detach().mT @ layer.out_rows(dout, i) for i, a in layer.chunks(layer.only))
         node, along = layer.v, dvalues.to(layer.v.dtype)
     else:
         node, along = keys_grad(layer, dout)
@@ -125,7 +125,8 @@ def keys_grad(layer: Attention, dout: Tensor) -> tuple[Tensor, Tensor]:
     if layer.given is not None:
         if layer.keys is None:
             raise Unsupported(f"cdam.split=key cannot find the keys of {layer.name}; use split=value")
-        dweights = layer.weights_grad(dout).to(layer.given.dtype)
+        dweights = torch.zeros_like(layer.given)
+        dweights[:, :, layer.only or slice(None)] = layer.weights_grad(dout).to(layer.given.dtype)
         (dkeys,) = torch.autograd.grad([layer.given], [layer.keys], [dweights], retain_graph=True)
         return layer.keys, dkeys
     assert layer.q is not None and layer.k is not None
@@ -135,4 +136,4 @@ def keys_grad(layer: Attention, dout: Tensor) -> tuple[Tensor, Tensor]:
         dscores = a * (da - (a * da).sum(-1, keepdim=True))
         return dscores.mT @ widen(layer.q[:, :, i]) * layer.scale  # type: ignore[index]
 
-    return layer.k, sum_of(part(i, a.detach()) for i, a in layer.chunks()).to(layer.k.dtype)
+    return layer.k, sum_of(part(i, a.detach()) for i, a in layer.chunks(layer.only)).to(layer.k.dtype)

@@ -5,8 +5,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitreous.attention import sum_of
-from vitreous.follow import Chunks
+from vitreous.follow import Shown
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
 from vitreous.target import Target
@@ -31,13 +30,12 @@ def gae(
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
     left = trace.layout.layers
 
-    def visit(chunks: Chunks) -> None:
+    def visit(layer: Shown) -> None:
         nonlocal gained, left
         left -= 1
-        row = (read + gained)[:, None, None]  # [B 1 1 N]
-        step = sum_of((row[..., rows].to(p) @ p.clamp_min(0)).mean((1, 2)) for rows, _, p in chunks)
+        more = layer.gained(read + gained)
         if left >= start_layer:
-            gained = gained + step
+            gained = gained + more
 
     trace.follow(target, visit)
     return trace.map(gained)

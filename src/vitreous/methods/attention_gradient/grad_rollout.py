@@ -4,9 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitreous.attention import sum_of
-from vitreous.follow import Chunks
-from vitreous.methods.attention.rollout import check_start, step, trim
+from vitreous.follow import Shown, step
+from vitreous.methods.attention.rollout import check_start, trim
 from vitreous.registry import method
 from vitreous.target import Target
 from vitreous.trace import Trace
@@ -32,17 +31,16 @@ def grad_rollout(
     carried = trace.readout
     left = trace.layout.layers
 
-    def visit(chunks: Chunks) -> None:
+    def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        wanted = ((rows, product.mean(1).clamp_min_(0)) for rows, _, product in chunks)
         if discard > 0:
             whole = carried.new_zeros(len(carried), carried.shape[1], carried.shape[1])
-            for rows, part in wanted:
-                whole[:, rows] = part.to(whole)
+            for rows, _, product in layer.chunks:
+                whole[:, rows] = product.mean(1).clamp_min_(0).to(whole)
             onward = step(carried.to(whole), trim(whole, discard, ()), 0.5)
         else:
-            onward = sum_of(step(carried.to(part), part, 0.5, rows) for rows, part in wanted)
+            onward = layer.rolled(carried)
         if left >= start_layer:
             carried = onward
 

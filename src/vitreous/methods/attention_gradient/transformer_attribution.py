@@ -17,6 +17,7 @@ from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
 from vitreous.rules.mode import Rules, warn_of
 from vitreous.rules.relevance import Chefer, Double, divide
+from vitreous.tail import tails
 from vitreous.target import Target, fix, of_rows
 from vitreous.trace import Record, Trace, gradients
 from vitreous.types import Map, Weights
@@ -72,11 +73,10 @@ class Layer:
 
     def chunks(self, tokens: list[int] | None = None) -> Iterator[tuple[slice | list[int], Weights, Weights]]:
         """Rows, R_A and ∂y/∂A: R_A = A ⊙ (R_O/O)·Vᵀ / 2."""
-        fold, v = self.attention.fold, self.attention.v
-        share = fold(divide(self.relevance, self.attention.node)) / 2  # [B H N d]
-        grad = fold(self.grad)
-        for rows, a in self.attention.chunks(tokens):
-            yield rows, (share[:, :, rows] @ v.mT).mul_(a), grad[:, :, rows] @ v.mT
+        layer, v = self.attention, self.attention.v
+        share = divide(self.relevance, layer.node) / 2
+        for rows, a in layer.chunks(layer.only or tokens):
+            yield rows, (layer.out_rows(share, rows) @ v.mT).mul_(a), layer.out_rows(self.grad, rows) @ v.mT
 
 
 def relevances(trace: Trace, target: Target, start_layer: int = 0) -> list[Layer]:
@@ -100,8 +100,9 @@ def run_in_double(trace: Trace) -> tuple[Record, tuple[Chefer, Rules]]:
         raise Unsupported(f"transformer_attribution needs float64, which {trace.images.device} has not; use the CPU")
     chefer = Chefer(len(trace), trace.batch_axis)
     images = trace.images.detach().double().requires_grad_()
+    tail = tails(trace)  # found out without the rules
     with Rules(chefer.table, names_of(trace.model.module)) as rules, Double():
-        return trace.run(images, grad=True), (chefer, rules)
+        return trace.run(images, grad=True, tail=tail), (chefer, rules)
 
 
 def beginnings(target: Target, record: Record) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:

@@ -13,6 +13,7 @@ from vitreous.attention import widen
 from vitreous.capture import names_of
 from vitreous.errors import Unsupported
 from vitreous.rules.mode import Rules, Table, carries, warn_of
+from vitreous.tail import tails
 from vitreous.target import Target
 from vitreous.trace import Record, Trace, gradients
 from vitreous.types import Map
@@ -77,8 +78,9 @@ def run_under(trace: Trace, table: Table) -> tuple[Record, Seen]:
         entered.append(tokens)
         return tokens
 
+    tail = tails(trace)  # found out without the rules
     with Rules(table, names_of(trace.model.module), entry) as rules:
-        record = trace.run(images, grad=True, enter=note if has_blocks else None)
+        record = trace.run(images, grad=True, enter=note if has_blocks else None, tail=tail)
     tokens = entered[0] if entered else rules.entered
     rules.entered = None
     return record, (rules, tokens if carries(tokens) else None)

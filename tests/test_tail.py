@@ -1,0 +1,133 @@
+"""The last block for the tokens that are read: the same maps as the whole block gives, on every model, for less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from conftest import off
+from torch import Tensor, nn
+
+import vitreous
+from vitreous import METHODS, Model
+from vitreous.tail import tails
+from vitreous.trace import Trace
+
+FEW = [  # models whose head reads few tokens, of blocks that are modules of their own
+    "timm ViT",
+    "timm ViT unfused",
+    "timm ViT 224×448",
+    "timm DeiT distilled",
+    "timm DINOv2 registers",
+    "torchvision ViT",
+    "open_clip ViT-B-32",
+    "sequence first",
+    "torch.compile",
+    "HF ViT sdpa",
+    "HF ViT eager",
+    "HF DINOv2 registers sdpa",
+    "HF DINOv2 registers eager",
+    "HF DINOv3 sdpa",
+    "HF DINOv3 eager",
+    "HF CLIP vision sdpa",
+    "HF CLIP vision eager",
+]
+USES = ["cdam", "gradcam", "gae", "grad_rollout", "attn_lrp", "transformer_attribution", "token_ablation"]
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_it_is_known_where_it_may_be_used(name: str) -> None:
+    assert tails(Trace(zoo.model(name), zoo.images(name))) == (name in FEW)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_maps_are_those_of_the_whole_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = zoo.model(name), zoo.images(name)[:2]
+    aim = "neuron:1" if model.classifier is False else 1
+    wanted = USES if name in ("timm ViT", "HF ViT eager", "timm DeiT distilled", "HF DINOv3 sdpa") else USES[:4]
+    ours = {method: vitreous.explain(model, images, method, aim).map for method in wanted}
+    for place in ("trace", "variants", "methods.lrp.propagate", "methods.attention_gradient.transformer_attribution"):
+        monkeypatch.setattr(f"vitreous.{place}.tails", lambda trace: False)
+    for method, map in ours.items():
+        assert off(map, vitreous.explain(model, images, method, aim).map) < 2e-5, method
+
+
+@pytest.mark.parametrize("split", ["value", "key"])
+@pytest.mark.parametrize("name", ["timm ViT", "HF ViT eager", "torchvision ViT"])
+def test_parts_of_cdam(name: str, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = zoo.model(name), zoo.images(name)[:2]
+    ours = vitreous.explain(model, images, "cdam", 1, split=split).map
+    monkeypatch.setattr("vitreous.trace.tails", lambda trace: False)
+    assert off(ours, vitreous.explain(model, images, "cdam", 1, split=split).map) < 2e-5
+
+
+def test_what_was_computed_of_the_last_attention_is_verified() -> None:
+    trace = Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))
+    last = trace.cut().layers[-1]
+    assert last.only == [0] and last.node.shape[2] == 1
+    last.verify()
+    assert last.weights.shape[2] == trace.layout.tokens, "A itself is whole"
+
+
+class Mixing(nn.Module):
+    """A block that may look only back, or at the second token behind as well."""
+
+    def __init__(self, causal: bool = False, beside: bool = False) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.causal, self.beside = causal, beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).reshape(b, n, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(a.transpose(1, 2).reshape(b, n, 16))
+        return x + x.roll(-2, 1).tanh() if self.beside else x
+
+
+class Small(nn.Module):
+    """A ViT whose class token comes last."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.patch, self.cls = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(1, 1, 16))
+        self.blocks = nn.ModuleList([Mixing(), Mixing(), last])
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([tokens, self.cls.expand(len(x), -1, -1)], 1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(tokens[:, -1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("last", "works"),
+    [({}, True), ({"beside": True}, False), ({"causal": True}, False)],
+    ids=["tokens alone", "tokens mixed", "causal"],
+)
+def test_a_block_that_mixes_tokens_is_noticed(last: dict[str, Any], works: bool) -> None:
+    torch.manual_seed(0)
+    model, images = Model(Small(Mixing(**last)).eval()), torch.randn(2, 3, 32, 32)
+    assert tails(Trace(model, images)) == works
+    assert vitreous.explain(model, images, "cdam", 1).map.isfinite().all()
+
+
+def test_those_who_listen_hear_the_whole_block() -> None:
+    """A hook of the user's sees all tokens, as in a plain run."""
+    net = zoo.ZOO["timm ViT"].make().eval()
+    model, images = Model(net), zoo.images("timm ViT")
+    before = vitreous.explain(model, images, "cdam", 1).map
+    heard: list[tuple[int, ...]] = []
+    hook = net.blocks[-1].register_forward_hook(lambda module, args, out: heard.append(tuple(out.shape)))
+    assert off(vitreous.explain(model, images, "cdam", 1).map, before) < 2e-5
+    hook.remove()
+    assert set(heard) == {(3, 17, 32)}
+
+
+def test_methods_that_use_it_are_declared() -> None:
+    assert set(USES) <= set(METHODS)
