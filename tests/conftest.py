@@ -25,6 +25,8 @@ import vitreous
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anyone imports Triton, whose kernels then run on the CPU
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one worker a core
 

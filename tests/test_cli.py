@@ -588,7 +588,7 @@ def test_one_method(run: Run) -> None:
     assert "number ≥ 0, < 1" in result.out
     assert "mean, min, max" in result.out
     assert "start_layer" in result.out
-    assert "abnar2020quantifying" in result.out
+    assert "reference: Abnar, Zuidema (2020). Quantifying attention flow in transformers." in result.out
     assert max(map(len, result.out.splitlines())) <= 80
     assert run("methods", "rolout").error.startswith("unknown method 'rolout'; did you mean rollout")
 

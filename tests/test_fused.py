@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -17,7 +16,6 @@ from conftest import off
 import vitreous
 from vitreous import attention, follow
 
-os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 if torch.cuda.is_available():
     pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)
