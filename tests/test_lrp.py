@@ -22,6 +22,7 @@ from vitreous.methods.lrp.propagate import token_relevance
 from vitreous.rules.gradient import ATTN_LRP, CP_LRP
 from vitreous.rules.mode import Rules, RuleWarning, Table, spelled
 from vitreous.rules.relevance import Chefer, Double
+from vitreous.tail import tails
 from vitreous.target import Class, Neuron, Target
 
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -131,3 +132,24 @@ def test_those_who_listen_hear_the_whole_block() -> None:
 
 def test_methods_that_use_it_are_declared() -> None:
     assert set(USES) <= set(METHODS)
+
+
+def test_another_thread_runs_the_whole_network() -> None:
+    """While a method narrows the last block, cuts tokens out or enters others, a plain run beside it stays plain."""
+    net, images = zoo.network("timm ViT"), zoo.images("timm ViT")
+    expected, same, done = net(images), [], threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            same.append(torch.equal(net(images), expected))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for method in ("cdam", "gae", "legrad", "token_ablation", "occlusion"):
+            maps = vitreous.explain(zoo.model("timm ViT"), images, method, 1)
+        vitreous.evaluate(zoo.model("timm ViT"), images, maps, "token_deletion", 1, steps=4)
+    finally:
+        done.set()
+        watcher.join()
+    assert len(same) > 1 and all(same)

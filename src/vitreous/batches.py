@@ -240,3 +240,36 @@ def usual_workers(device: str) -> int:
     """A CPU needs its cores for the model; a GPU waits for pictures."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(16, cores - 2)) if device == "cuda" else max(1, min(4, cores // 4))
+
+
+# ----------------------------------------------------------------------------------------------------------- to a GPU
+
+
+def sent(stream: Iterator[Loaded], device: torch.device) -> Iterator[Loaded]:
+    """The stream; images are copied to a GPU from pinned memory while those before them are worked on."""
+    if device.type != "cuda":
+        yield from stream
+        return
+    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    before: tuple[Loaded, torch.cuda.Event] | None = None
+    for part in stream:
+        with torch.cuda.stream(aside):
+            for i, batch in enumerate(part.batches):
+                pinned = torch.as_tensor(batch.images).pin_memory()
+                part.batches[i] = replace(batch, images=pinned.to(device, non_blocking=True))
+            there = aside.record_event()
+        if before is not None:
+            yield arrived(*before)
+        before = part, there
+    if before is not None:
+        yield arrived(*before)
+
+
+def arrived(part: Loaded, there: torch.cuda.Event) -> Loaded:
+    """What is asked of these images from now on waits for them, and only for them."""
+    for batch in part.batches:
+        assert isinstance(batch.images, Tensor)
+        here = torch.cuda.current_stream(batch.images.device)
+        here.wait_event(there)
+        batch.images.record_stream(here)
+    return part

@@ -8,6 +8,7 @@ found out once for each model, beside the whole run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -43,8 +44,8 @@ class Tail(ExitStack):
         self.rows = {patches: inside, tokens: read}
         self.whole: tuple[Any, ...] | None = None  # what all tokens brought to the attention
         self.state = "before"  # … then "whole", "read", "after"
-        self.callback(block.register_forward_pre_hook(self.enter, with_kwargs=True).remove)
-        self.callback(block.register_forward_hook(self.leave).remove)
+        self.callback(block.register_forward_pre_hook(own_thread(self.enter), with_kwargs=True).remove)
+        self.callback(block.register_forward_hook(own_thread(self.leave)).remove)
 
     def enter(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
         """All tokens up to the attention, then go on with those that are read."""
@@ -88,6 +89,16 @@ class Tail(ExitStack):
             raise Reached
         assert self.whole is not None
         return self.whole
+
+
+def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that leaves runs of the same network in other threads as they are."""
+    mine = threading.get_ident()
+
+    def called(*args: Any) -> Any:
+        return hook(*args) if threading.get_ident() == mine else None
+
+    return called
 
 
 def tails(trace: Trace) -> bool:

@@ -17,7 +17,7 @@ from vitreous.capture import Capture, Enough
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor, shown
 from vitreous.model import Model
-from vitreous.tail import Tail, tails
+from vitreous.tail import Tail, own_thread, tails
 from vitreous.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -178,8 +178,8 @@ class Trace:
             return (onward, *out[1:]) if isinstance(out, tuple) else onward
 
         unique = list(dict.fromkeys(blocks))
-        before = [block.register_forward_pre_hook(check, with_kwargs=True) for block in unique]
-        return before + [block.register_forward_hook(note) for block in unique]
+        before = [block.register_forward_pre_hook(own_thread(check), with_kwargs=True) for block in unique]
+        return before + [block.register_forward_hook(own_thread(note)) for block in unique]
 
     @property
     def batch_axis(self) -> int:
@@ -392,5 +392,5 @@ def entering(block: nn.Module, change: Edit) -> ExitStack:
         return args, {**kwargs, first: change(kwargs[first])}
 
     stack = ExitStack()
-    stack.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+    stack.callback(block.register_forward_pre_hook(own_thread(enter), with_kwargs=True).remove)
     return stack

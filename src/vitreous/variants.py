@@ -22,7 +22,7 @@ from vitreous.attention import widen
 from vitreous.capture import MATMUL, NORMS, SDPA, TAG, additive
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.memory import batch_size, in_batches
-from vitreous.tail import Known, known, near, tails
+from vitreous.tail import Known, known, near, own_thread, tails
 from vitreous.target import Probability, Target, classes, fix, of_rows
 from vitreous.trace import Edit, Record, Trace
 from vitreous.types import Images, Scores
@@ -255,7 +255,7 @@ class Cut(ExitStack):
         self.patches = keep[:, (keep[0] >= self.layout.prefix) & (keep[0] < self.layout.prefix + self.layout.patches)]
         for number in range(self.layout.layers):
             hook = self.first if number == 0 else self.later
-            self.callback(trace.block(number).register_forward_pre_hook(hook, with_kwargs=True).remove)
+            self.callback(trace.block(number).register_forward_pre_hook(own_thread(hook), with_kwargs=True).remove)
 
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         args, kwargs = self.later(module, args, kwargs)

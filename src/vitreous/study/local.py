@@ -10,7 +10,7 @@ from types import TracebackType
 
 import pyarrow
 
-from vitreous.batches import Loaded, Reader, in_processes, usual_workers
+from vitreous.batches import Loaded, Reader, in_processes, sent, usual_workers
 from vitreous.model import Model
 from vitreous.study.recipe import Recipe, Shard
 from vitreous.study.shard import run_shard
@@ -54,7 +54,7 @@ def compute(
     each = [numbers for mine in groups for numbers in mine]
     if len(each) <= 1:
         count = 0  # a process would take longer to start than to read a batch
-    stream = told(in_processes(reader, each, count), each, tick)
+    stream = told(sent(in_processes(reader, each, count), model.device), each, tick)
     for shard, mine in zip(shards, groups):
         yield shard, run_shard(recipe, model, shard, islice(stream, len(mine)))
 
