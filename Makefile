@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 INPUTS := pyproject.toml constraints.txt src/vitreous/version.py
 
-.PHONY: demo test test-all lint types check clean bench
+.PHONY: demo test test-all lint types check clean bench docs
 
 demo: $(VENV)/.core   ## explain the packaged photo with the embedded model
 	$(BIN)/vitreous explain src/vitreous/assets/photos/cat.jpg --method attention,rollout,gae,cdam --out vitreous-out
@@ -28,6 +28,9 @@ check: lint types
 bench: $(VENV)/.dev   ## costs in forward passes of the same batch
 	$(BIN)/python benchmarks/cost.py
 
+docs: $(VENV)/.dev    ## the documentation site, in site/; pictures are kept in .cache/ while nothing changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "vitreous needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
@@ -41,4 +44,4 @@ $(VENV)/.dev: $(INPUTS) | $(VENV)/bin/python
 	@touch $@ $(VENV)/.core
 
 clean:
-	rm -rf $(VENV) vitreous-out .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) vitreous-out site .cache .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,54 +1,431 @@
-"""What the documents show works: Python is run, commands are parsed with the real parser."""
+"""What the documents show works: every example is run, in a folder that holds the files it names.
+
+Python, commands, requests      run, with small random models in place of those that would be downloaded
+`# → …`                         is what the line before it prints
+make, pip, podman               their targets, extras and files exist
+TOML, JSON                      is read
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import jaxtyping
 import pytest
+import timm
+import torch
 import typer
+import zoo
+from conftest import Run
+from PIL import Image
+from safetensors.torch import save_file
 
-from vitreous import METHODS, METRICS
+from vitreous import METHODS, METRICS, Model, preprocess, sources
+from vitreous.cli import serve
 from vitreous.cli.main import app
+from vitreous.model import read_labels
+from vitreous.references import REFERENCES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PHOTOS = ROOT / "src" / "vitreous" / "assets" / "photos"
+OWN = ROOT / "docs" / "examples" / "own_method.py"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from _make import evidence, links, notebook
+
+SIDE = 64  # pixels of the small models
+PROSE = ("", "text", "nginx")  # fenced, but nothing that runs
+CHEAP = """cass_attention.samples=2 integrated_gradients.steps=3 rise.masks=8 optimus.single_heads=false
+    smoothgrad.samples=2 optimus.controls=3 sensitivity_n.subsets=3 token_deletion.steps=3 srg.steps=3 deletion.steps=4
+    insertion.steps=4"""
+RAY = ("--engine", "--workers", "--gpus", "--address")  # test_ray runs Ray; here the same study runs without
+FILES = re.compile(r"(?<![\w.])\w[\w./-]*\.(?:png|npz|html|csv|parquet|safetensors|json|gif|svg)\b")
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of everything fenced."""
+    return fenced(page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
-def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.name == "own-method.md":
-        pytest.skip("test_registry runs this one")
+def fenced(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+# --------------------------------------------------------------------------------------------- models that are not here
+
+create = timm.create_model
+
+
+def shrunk(name: str, pretrained: bool = False, **options: Any) -> Any:
+    """A timm model of that name with few and narrow layers, the same every time."""
+    small = {"embed_dim": 48, "depth": 2, "num_heads": 3}
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(map(ord, name)))
+        return create(name, pretrained=False, **{**small, **options})
+
+
+def small_timm(name: str, weights: str | None, size: Any) -> Model:
+    """Through the real loader, whose network is made small."""
+    side = 56 if "patch14" in name else SIDE
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm, "create_model", shrunk)
+        return sources.load_timm(name, weights, size or (side, side))
+
+
+def small_embedded(side: int, depth: int = 12) -> Callable[..., Model]:
+    """Heads and classes as in the package, but narrow and untrained."""
+
+    def load(name: str, weights: str | None, size: Any) -> Model:
+        net = shrunk("deit_tiny_patch16_224", depth=depth, img_size=side)
+        labels = read_labels(sources.ASSETS / "imagenet1k.txt")
+        return Model(net, preprocess.default((side, side), *preprocess.IMAGENET), labels, name=sources.EMBEDDED)
+
+    return load
+
+
+def small_hf(name: str, weights: str | None, size: Any) -> Model:
+    kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
+    return Model(zoo.ZOO[kind].make(), name=Path(name).name)
+
+
+def small_torchvision(name: str, weights: str | None, size: Any) -> Model:
+    import torchvision
+
+    assert name in torchvision.models.list_models()
+    return Model(zoo.torchvision(), name=name, classifier=True)
+
+
+def small_openclip(name: str, weights: str | None, size: Any) -> Model:
+    import open_clip
+
+    assert name in open_clip.list_models()
+    tower = {"image_size": SIDE, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
+    net = open_clip.CLIP(embed_dim=16, vision_cfg=tower, text_cfg=text)
+    steps = preprocess.default((SIDE, SIDE), *preprocess.IMAGENET)
+    return Model(net, steps, name=name, forward=net.encode_image, classifier=False)
+
+
+@pytest.fixture
+def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is loaded by name is small; names must exist all the same."""
+    for source in ("timm", "hf", "torchvision", "openclip"):
+        monkeypatch.setitem(sources.LOADERS, source, globals()[f"small_{source}"])
+
+
+# ----------------------------------------------------------------------------------------------------------- the folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Everything that examples name: photos, classes, masks, checkpoints, class names."""
+    for number, name in enumerate(("cat", "coffee")):
+        photo, called = Image.open(PHOTOS / f"{name}.jpg").resize((96, 72)), ("one", "two")[number]
+        for place in ("photos", "examples", "pets/images", "imagenet-samples", "data/cat", "data/dog", "imagenet/val"):
+            (tmp_path / place).mkdir(parents=True, exist_ok=True)
+            photo.save(tmp_path / place / f"{called}.jpg")
+        mask = Image.new("L", photo.size)
+        mask.paste(255, (20, 10, 70, 60))
+        (tmp_path / "pets/masks").mkdir(exist_ok=True)
+        mask.save(tmp_path / "pets/masks" / f"{called}.png")
+    Image.open(PHOTOS / "cat.jpg").save(tmp_path / "photo.jpg")
+    (tmp_path / "pets/labels.csv").write_text("name,class\none,285\ntwo,967\n")
+    (tmp_path / "imagenet-samples/labels.csv").write_text("image,label\none.jpg,285\ntwo.jpg,967\n")
+    (tmp_path / "classes.txt").write_text("cat\ndog\nbird\n")
+    for name, classes in {"mine": 3, "my": 1000, "deit": 1000, "deit_tiny_patch16_224": 1000}.items():
+        net = shrunk("deit_tiny_patch16_224", num_classes=classes, img_size=SIDE)
+        save_file(net.state_dict(), tmp_path / f"{name}.safetensors")
+    (tmp_path / "own_method.py").write_text(OWN.read_text())
     (tmp_path / "src").symlink_to(ROOT / "src")
-    monkeypatch.chdir(tmp_path)
-    space: dict[str, object] = {}
-    for block in blocks(page, "python"):
-        exec(block, space)
+    return tmp_path
 
 
-COMMANDS = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-COMMANDS = [line.split("#")[0].strip() for line in COMMANDS if line.startswith("vitreous ")]
+# ----------------------------------------------------------------------------------------------------------- running it
+
+Visit = Callable[[int], None]
+Loader = Callable[..., Model]
 
 
-def test_there_are_commands() -> None:
-    assert len(COMMANDS) >= 12
+class Player:
+    """Runs the examples of a page, one after the other."""
+
+    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self.patch = run, monkeypatch
+        self.space: dict[str, Any] = {"__name__": "__main__"}
+        self.typed: Loader = small_embedded(96, 3)  # what commands have in place of the embedded model
+        self.written: Loader = sources.load_embedded  # what Python has
+
+    @contextlib.contextmanager
+    def embedding(self, load: Loader) -> Iterator[None]:
+        with self.patch.context() as patch:
+            patch.setitem(sources.LOADERS, "embedded", load)
+            yield
+
+    def play(self, language: str, text: str) -> None:
+        if language == "sh":
+            for line in text.replace("\\\n", " ").splitlines():
+                self.line(line)
+        elif language == "python":
+            self.python(text)
+        elif language == "toml":
+            tomllib.loads(text)
+        elif language == "json":
+            json.loads(text)
+        else:
+            assert language in PROSE, f"```{language}: say how it is checked"
+
+    def line(self, line: str) -> None:
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        word = line.partition(" ")[0]
+        if word:
+            getattr(self, word)(line)
+
+    def vitreous(self, line: str) -> None:
+        words = shlex.split(os.path.expandvars(line))[1:]
+        parse(words)
+        if words[0] == "serve":
+            self.serve(words, answers)
+            return
+        with self.embedding(self.typed):
+            done = self.run(*cheaper(without_ray(words)))
+        assert done.code == 0, f"{line}: {done.err}"
+        for file in FILES.findall(done.out):
+            assert Path(file).exists(), f"{line}: says {file}"
+
+    def serve(self, words: list[str], visit: Visit) -> None:
+        """The server runs until the visit is over."""
+        import uvicorn
+
+        opened: list[str] = []
+        listen, go = serve.listen, uvicorn.Server.run
+
+        def until(server: Any, sockets: Any = None) -> None:
+            thread = threading.Thread(target=go, args=(server, sockets))
+            thread.start()
+            try:
+                while not server.started and thread.is_alive():
+                    time.sleep(0.01)
+                visit(sockets[0].getsockname()[1])
+            finally:
+                server.should_exit = True
+                thread.join()
+
+        with self.embedding(small_embedded(224)), self.patch.context() as patch:
+            patch.setattr(serve, "listen", lambda host, port: listen(host, 0))
+            patch.setattr(uvicorn.Server, "run", until)
+            patch.setattr(serve.webbrowser, "open", opened.append)
+            assert self.run(*words).code == 0
+        assert bool(opened) == ("--open" in words)
+
+    def curl(self, line: str) -> None:
+        def visit(port: int) -> None:
+            asked = shlex.split(line.replace("localhost:8000", f"127.0.0.1:{port}"))
+            done = subprocess.run([*asked, "--fail-with-body"], capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+            json.loads(done.stdout)
+
+        self.patch.delenv("VITREOUS_TOKEN", raising=False)
+        self.serve(["serve"], visit)
+
+    def python(self, text: str) -> None:
+        """In one namespace for the whole page; what is the text of an example file lies in the folder already."""
+        if text == OWN.read_text():
+            return
+        if "127.0.0.1:8000" in text:
+            self.serve(["serve"], lambda port: self.execute(text.replace("8000", str(port))))
+        else:
+            self.execute(text)
+
+    def execute(self, text: str) -> None:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), self.embedding(self.written):
+            exec(compile(text, "<example>", "exec"), self.space)
+        expected = re.findall(r"^\s*print.*# → (.*)$", text, re.MULTILINE)
+        told, printed = iter(expected), said.getvalue().splitlines()
+        next_one = next(told, None)
+        for line in printed:
+            next_one = next(told, None) if next_one is not None and fits(line, next_one) else next_one
+        assert next_one is None, f"printed {printed}, told {next_one}"
+
+    def make(self, line: str) -> None:
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(line.split()[1:]) <= set(targets)
+
+    def pip(self, line: str) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        named = re.fullmatch(r"pip install '?vitreous(?:\[([\w,]+)\])?'?", line)
+        assert named, line
+        assert set((named[1] or "all").split(",")) <= set(project["optional-dependencies"])
+
+    def export(self, line: str) -> None:
+        name = line.split()[1].partition("=")[0]
+        script = f'{line}; printf %s "${name}"'
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env={"PATH": path})
+        assert told.stdout
+        self.patch.setenv(name, told.stdout)
+
+    def podman(self, line: str) -> None:
+        assert (ROOT / "Containerfile").exists()
+        if " run " in line:
+            parse(["serve", *shlex.split(line.rpartition(" vitreous ")[2])])
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_parse(line: str) -> None:
-    words = shlex.split(line)[1:]
-    command = typer.main.get_command(app)
-    while hasattr(command, "commands") and words:
-        command = command.commands[words.pop(0)]
-    context = command.make_context(command.name, words, resilient_parsing=False)
-    chosen = context.params.get("method")
-    for name in (chosen or "").split(","):
-        assert not name or name in METHODS
+def fits(printed: str, told: str) -> bool:
+    """Is this what was told? "…" stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, told.split("…"))), printed) is not None
+
+
+def parse(words: list[str]) -> None:
+    """As it is written, with the real parser."""
+    command, rest = typer.main.get_command(app), list(words)
+    while hasattr(command, "commands") and rest:
+        command = command.commands[rest.pop(0)]
+    command.make_context(command.name, rest, resilient_parsing=False)
+
+
+def without_ray(words: list[str]) -> list[str]:
+    if "ray" not in words:
+        return words
+    return [word for before, word in zip(["", *words], words) if word not in RAY and before not in RAY]
+
+
+def cheaper(words: list[str]) -> list[str]:
+    """The same with one picture and few samples, where all methods are asked for; few steps of a long ascent."""
+    if words[0] == "maximize":
+        return [*words, "--steps", "2"]
+    if "all" not in words or words[0] != "evaluate":
+        return words
+    asked = words[words.index("--metrics") + 1].split(",")
+    names = {*METHODS, *(name for name, one in METRICS.items() if name in asked or one.family in asked)}
+    given = [*words, "--limit", "1"]
+    return [*given, *(w for option in CHEAP.split() if option.partition(".")[0] in names for w in ("--set", option))]
+
+
+def answers(port: int) -> None:
+    """The page comes to those who have the token, and to no one else."""
+    import httpx
+
+    token = os.environ.get("VITREOUS_TOKEN")
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as page:
+        if token:
+            assert page.get("/api/info").status_code == 401
+            page.headers["Authorization"] = f"Bearer {token}"
+        assert page.get("/").status_code == 200
+        assert page.get("/api/info").json()["models"]
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the checks of shapes and types, which all other tests make: they cost as much as all the rest."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def player(
+    folder: Path, small_models: None, unchecked: None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Player]:
+    monkeypatch.setattr("vitreous.plot.figure.DPI", 50)  # small figures
+    known = {name: METHODS[name] for name in METHODS}
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delenv("VITREOUS_TOKEN", raising=False)
+    yield Player(run, monkeypatch)
+    METHODS._known.clear()
+    METHODS._known.update(known)
+    sys.modules.pop("own_method", None)
+
+
+SHOWN = [
+    pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name == "results.md" else [])  # all methods, all metrics
+    for p in PAGES
+    if blocks(p)
+]
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_examples_run(page: Path, player: Player) -> None:
+    if page.name in ("inspect.md", "maximize.md"):  # they name layers of the embedded model
+        player.typed = small_embedded(96)
+    for language, text in blocks(page):
+        player.play(language, text)
+
+
+def test_commands_parse() -> None:
+    lines = [
+        line for page in PAGES for language, text in blocks(page) if language == "sh" for line in text.splitlines()
+    ]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("vitreous ")]
+    assert len(commands) > 60
+    for words in commands:
+        parse(words)
+
+
+def test_a_wrong_example_is_noticed(player: Player) -> None:
+    for text in ("print(1)  # → 2", "raise ValueError"):
+        with pytest.raises((AssertionError, ValueError)):
+            player.play("python", text)
+    for line in ("vitreous explain nowhere.jpg", "vitreous explain photo.jpg --methodd gae", "make nothing", "sudo x"):
+        with pytest.raises(BaseException):  # noqa: B017  whatever the parser raises
+            player.play("sh", line)
+    with pytest.raises(AssertionError):
+        player.play("brainfuck", "+")
+
+
+# ------------------------------------------------------------------------------------------------------ generated pages
+
+
+@pytest.mark.parametrize("kind", ["methods", "metrics"])
+def test_examples_of_generated_pages_run(kind: str, player: Player) -> None:
+    from _make import declared
+
+    player.typed = player.written = small_embedded(SIDE, 2)
+    for one in (METHODS if kind == "methods" else METRICS).values():
+        for language, text in fenced("\n\n".join(declared.uses(one))):
+            player.play(language, text)
+
+
+def test_every_method_and_metric_has_known_limits() -> None:
+    assert set(evidence.limits()) == {*METHODS, *METRICS}
+    assert min(map(len, evidence.limits().values())) > 60
+
+
+def test_every_reference_is_known() -> None:
+    cited = {one.cite for known in (METHODS, METRICS) for one in known.values()} - {""}
+    assert cited == set(REFERENCES)
+    assert all(work.url.startswith("https://") for work in REFERENCES.values())
+
+
+def test_results_are_read_from_their_document() -> None:
+    for board in evidence.boards().values():
+        assert {*METHODS} - {*board} == {"attention_flow"}
+    assert evidence.forwards("gae") == "3.0"
+    costs = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert f"| gae | {evidence.cpu_costs()['gae']} |" in costs
+    told = [" ".join(" ".join(row).split()) for row in evidence.measured("gae")]
+    assert "192 pets srg 0.303 ±.023 -0.004 ±.012" in told
+
+
+def test_links_of_included_documents_are_rewritten() -> None:
+    text = "[a](../docs/studies.md#x) ![b](figures/c.png) [d](https://e) [f](cost.py) [g](README.md)"
+    here = ROOT / "benchmarks" / "README.md"
+    made = "[a](studies.md#x) ![b](figures/c.png) [d](https://e) f [g](benchmarks.md)"
+    assert links.relink(text, here, "benchmarks.md") == made
 
 
 def test_the_readme_names_every_method_and_metric() -> None:
@@ -58,7 +435,58 @@ def test_the_readme_names_every_method_and_metric() -> None:
 
 
 def test_links_lead_somewhere() -> None:
+    made = {*links.INCLUDED, "tutorial.md", "gallery.md", "cli.md", "api.md"}
+    made |= {f"{kind}s/{name}.md" for kind, known in (("method", METHODS), ("metric", METRICS)) for name in known}
+    made |= {"methods/index.md", "metrics/index.md", "home.webp"}
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
+        for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
+                there = (page.parent / link).exists() or (page.parent.name == "docs" and link in made)
+                assert there, f"{page.name}: {link}"
+
+
+# --------------------------------------------------------------------------------------------------------- the tutorial
+
+TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
+
+
+def test_the_tutorial_is_a_valid_notebook_without_outputs() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    read = nbformat.read(TUTORIAL, as_version=4)
+    nbformat.validate(read)
+    assert not any(cell.get("outputs") for cell in read.cells)
+
+
+def test_the_tutorial_runs(unchecked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, with the real model; what it concludes holds."""
+    monkeypatch.chdir(tmp_path)
+    ran = [cell for cell in notebook.run(TUTORIAL) if cell.kind == "code"]
+    assert sum(cell.picture is not None for cell in ran) >= 8
+    scores = next(cell.text for cell in ran if "token_deletion" in cell.source and "random" in cell.source)
+    found = {line.split()[0]: float(line.split()[1]) for line in scores.splitlines()}
+    assert max(found["gae"], found["attn_lrp"]) < found["random"] <= found["rollout"] + 0.1
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- the site
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 60
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assets = re.findall(
+            r'<(?:link|script|img|iframe|source|video)\b[^>]*?(?:href|src)="((?:https?:)?//[^"]+)', text
+        )
+        assert not assets, f"{page.name} fetches {assets}"
+        assert 'class="mermaid"' not in text
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import )['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8"))

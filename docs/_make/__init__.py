@@ -1,0 +1,1 @@
+"""What the site shows that nobody wrote by hand: pages of declarations, figures, tables, the tutorial's pictures."""

@@ -1,0 +1,31 @@
+"""Pictures from inside the embedded model, for the gallery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import vitreous
+from _make.cache import kept
+from _make.figures import CAT, model
+from _make.places import PHOTOS
+
+VIEWS = {
+    "heads": "where CLS looks in every head",
+    "layers": "from layer to layer, and all layers as one",
+    "qk": "queries and keys, channel by channel",
+    "flow": "what one patch reads, and who reads it",
+    "discard": "rollout while the smallest attentions are dropped",
+}
+UNITS = ("class:tabby", "class:espresso")
+STEPS = 96
+
+
+def view(name: str) -> Path:
+    """One of `vitreous.inspect`, as it saves itself."""
+    look = getattr(vitreous.inspect, name)
+    return kept(f"inside/{name}.png", lambda file: look(model(), str(PHOTOS / CAT)).save(file))
+
+
+def dream() -> Path:
+    """A picture that the model takes for a class, from noise."""
+    return kept("inside/maximize.png", lambda file: vitreous.maximize(model(), list(UNITS), steps=STEPS).save(file))
