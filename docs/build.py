@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from _make import cache, coverage, declared, figures, gallery, links, notebook, reference
+from _make import cache, coverage, declared, drawing, figures, gallery, links, notebook, reference
 from _make.places import DOCS
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -43,8 +42,7 @@ def filled(nav: list[Any], lists: dict[str, list[Any]], there: set[str]) -> list
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """All pages first: making them draws the pictures."""
     torch.set_num_threads(1)  # more would wait for each other wherever the machine has other work
-    sys.path.insert(0, str(DOCS))  # where other processes find the makers
-    figures.draw_methods()
+    drawing.draw_all()
     pages = {
         **declared.all_pages(),
         **links.included(),
@@ -81,13 +79,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = markdown.replace("<!-- home -->", gallery.home())
     if "<!-- coverage -->" in markdown:
         markdown = markdown.replace("<!-- coverage -->", cache.kept_text("coverage.md", coverage.table))
-    markdown = re.sub(r"!\[([^\]]*)\]\((figures/[\w-]+\.svg)\)", lambda found: drawing(DOCS / found[2]), markdown)
+    markdown = re.sub(r"!\[([^\]]*)\]\((figures/[\w-]+\.svg)\)", lambda found: within(DOCS / found[2]), markdown)
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["navigation"]
     source = DOCS / page.file.src_uri
     return links.relink(markdown, source, page.file.src_uri) if source.exists() else markdown
 
 
-def drawing(file: Path) -> str:
+def within(file: Path) -> str:
     """An SVG within the page, so that it has the page's colours."""
     return f'<div class="drawing">{file.read_text(encoding="utf-8")}</div>'

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image, ImageDraw
 
 import vitreous
-from _make.cache import folder, kept, kept_text
+from _make.cache import kept, kept_text
 from _make.places import PHOTOS
 from vitreous.attribution import Attribution
 from vitreous.evaluation import Score
@@ -49,18 +46,17 @@ def explained(method: str, photo: str) -> Attribution:
     return vitreous.explain(model(), str(PHOTOS / photo), method, **CHEAPER.get(method, {}))
 
 
-def draw_methods() -> None:
-    """The pictures of all methods, two at a time, each on one core; the slow ones first."""
-    names = sorted(vitreous.METHODS, key=lambda name: not vitreous.METHODS[name].alone)
-    names = [name for name in names if not (folder() / f"methods/{name}.webp").exists()]
-    with ProcessPoolExecutor(2, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        list(pool.map(draw_method, names))
-
-
 def draw_method(name: str) -> None:
     for photo in (CAT, CUP):
         thumbnail(name, photo)
     method_figure(name)
+
+
+def draw_metric(name: str) -> None:
+    for method in values(name):
+        marked(method, name)
+    if name in ACROSS:
+        metric_figure(name)
 
 
 def best(photo: str) -> list[tuple[str, float]]:
