@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 INPUTS := pyproject.toml constraints.txt src/vitreous/version.py
 
-.PHONY: demo test test-all lint types check clean bench docs
+.PHONY: demo test test-all lint types check clean bench bench-peers docs
 
 demo: $(VENV)/.core   ## explain the packaged photo with the embedded model
 	$(BIN)/vitreous explain src/vitreous/assets/photos/cat.jpg --method attention,rollout,gae,cdam --out vitreous-out
@@ -25,8 +25,11 @@ types: $(VENV)/.dev
 
 check: lint types
 
-bench: $(VENV)/.dev   ## costs in forward passes of the same batch
-	$(BIN)/python benchmarks/cost.py
+bench: $(VENV)/.dev   ## every method beside those of its peers that are installed
+	$(BIN)/python benchmarks/bench.py
+
+bench-peers: $(VENV)/.dev   ## install the peers
+	$(PIP) install -c constraints.txt -e '.[bench]'
 
 docs: $(VENV)/.dev    ## the documentation site, in site/; pictures are kept in .cache/ while nothing changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

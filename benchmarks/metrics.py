@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from peers import need
 from torch import Tensor, nn
 
 import vitreous
@@ -32,25 +33,18 @@ SHARES = (0.2, 0.4, 0.6, 0.8)
 Job = Callable[[], np.ndarray]
 
 
-def peer(name: str, package: str) -> Any:
-    """Another library, or a line that says how to get it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        sys.exit(f"{name} is not installed ({error}); pip install {package}")
-
-
 class Setting:
     """One model, some photographs, their maps and classes."""
 
     def __init__(self, model: vitreous.Model, images: Tensor) -> None:
         self.model, self.images = model, images
         with torch.no_grad():
-            self.classes = model.net(images).argmax(1).cpu().numpy()
+            self.targets = model.net(images).argmax(1)
+        self.classes = self.targets.cpu().numpy()
         found = vitreous.explain(model, images, "gae", list(self.classes))
         self.maps = found.map.cpu()  # [B h w]
-        patch = images.shape[-1] // self.maps.shape[-1]
-        self.pixels = self.maps.repeat_interleave(patch, 1).repeat_interleave(patch, 2).numpy()  # [B Y X]
+        y, x = self.patch = images.shape[-2] // self.maps.shape[-2], images.shape[-1] // self.maps.shape[-1]
+        self.pixels = self.maps.repeat_interleave(y, 1).repeat_interleave(x, 2).numpy()  # [B Y X]
 
     def ours(self, metric: str, **options: Any) -> vitreous.Score:
         return vitreous.evaluate(self.model, self.images, self.maps, metric, list(self.classes), **options)
@@ -65,7 +59,7 @@ def deletion(given: Setting) -> tuple[Job, Job]:
     It counts each channel of a pixel as a feature, but checks its steps against the pixels, so that a whole patch
     (3 · 256 features) is refused as a step: every third of its steps ends a patch.
     """
-    quantus = peer("quantus", "quantus")
+    quantus = need("quantus", "quantus")
     pixels = given.images[0, 0].numel() // given.maps[0].numel()
     flipping = quantus.PixelFlipping(features_in_step=pixels, perturb_baseline=0.0, **quiet())
     return lambda: patch_by_patch(given), lambda: call(flipping, given, softmax=True)[:, 2::3]
@@ -73,7 +67,7 @@ def deletion(given: Setting) -> tuple[Job, Job]:
 
 def deletion_unchecked(given: Setting) -> tuple[Job, Job]:
     """The same without that check: a patch is a step, so that both run the network as often."""
-    quantus = peer("quantus", "quantus")
+    quantus = need("quantus", "quantus")
 
     class Patchwise(quantus.PixelFlipping):  # type: ignore[misc, name-defined]
         def custom_preprocess(self, **kwargs: Any) -> None:
@@ -92,7 +86,7 @@ def patch_by_patch(given: Setting) -> np.ndarray:
 
 def sensitivity(given: Setting) -> tuple[Job, Job]:
     """Pearson's r over random sets of a fifth of the patches: the same sets, handed to Quantus as its chance."""
-    quantus = peer("quantus", "quantus")
+    quantus = need("quantus", "quantus")
     trace = vitreous.Trace(given.model, given.images)
     sets = draw(trace, (0.2,), 50, 0).cpu()
     size = int(sets[0, 0].sum())
@@ -125,7 +119,7 @@ class Patches(nn.Module):
 
 
 def gini(given: Setting) -> tuple[Job, Job]:
-    quantus = peer("quantus", "quantus")
+    quantus = need("quantus", "quantus")
     metric = quantus.Sparseness(**quiet() | {"abs": True})
     grid = np.ones((len(given.maps), 1, *given.maps.shape[1:]), dtype=np.float32)
     maps = given.maps[:, None].numpy()
@@ -137,7 +131,7 @@ def gini(given: Setting) -> tuple[Job, Job]:
 
 def road(given: Setting) -> tuple[Job, Job]:
     """Without its noise, which each library draws in its own way."""
-    peer("pytorch_grad_cam", "grad-cam")
+    need("pytorch_grad_cam", "grad-cam")
     theirs = importlib.import_module("pytorch_grad_cam.metrics.road")
     softmax = importlib.import_module("pytorch_grad_cam.utils.model_targets").ClassifierOutputSoftmaxTarget
     targets = [softmax(int(number)) for number in given.classes]
@@ -231,8 +225,11 @@ def main() -> None:
     print("| metric | beside | largest difference | times as fast, median | fastest |\n|---|---|---|---|---|")
     for metric, (other, make) in PAIRS.items():
         if metric.startswith(given.only):
-            with silent():
-                worst, median, fastest = compare(*make(setting), given.repeats)
+            try:
+                with silent():
+                    worst, median, fastest = compare(*make(setting), given.repeats)
+            except ImportError as error:
+                sys.exit(str(error))
             speed = f"{median:.1f} | {fastest:.1f}" if metric != "gini" else "runs no network |"
             print(f"| {metric} | {other} | {worst:.1e} | {speed} |", flush=True)
 

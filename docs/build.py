@@ -20,7 +20,12 @@ WIDE = ("results.md",)  # pages with wide tables
 
 def on_config(config: MkDocsConfig) -> None:
     """Write the generated pages into the navigation."""
-    lists = {"methods/*": declared.nav_of("Methods", METHODS), "metrics/*": declared.nav_of("Metrics", METRICS)}
+    costs = [{"Costs": "benchmarks.md"}, *({file.stem: f"costs/{file.stem}.md"} for file in links.COSTS)]
+    lists = {
+        "methods/*": declared.nav_of("Methods", METHODS),
+        "metrics/*": declared.nav_of("Metrics", METRICS),
+        "costs/*": costs,
+    }
     there = {*links.included()}
     config.nav = filled(config.nav, lists, there)
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from _make.places import DOCS, ROOT
 
+COSTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 INCLUDED = {  # pages of the site that are other files of the repository
     "benchmarks.md": "benchmarks/README.md",
     "embedded-model.md": "src/vitreous/assets/README.md",
     "http-api.md": "src/vitreous/web/API.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    **{f"costs/{file.stem}.md": f"benchmarks/results/{file.name}" for file in COSTS},
 }
 HOME = {"README.md": "index.md", **{source: page for page, source in INCLUDED.items()}}
 

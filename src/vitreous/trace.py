@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from vitreous.attention import Attention, same, widen
 from vitreous.capture import Capture, Enough
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor, shown
+from vitreous.memory import batch_size, in_batches
 from vitreous.model import Model
 from vitreous.tail import Tail, own_thread, tails
-from vitreous.target import Target
+from vitreous.target import Target, of_rows
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 Edit = Callable[[Tensor], Tensor]
@@ -115,13 +117,15 @@ class Trace:
         since: int = 0,
         tail: bool = False,
         tokens: int | None = None,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Record:
         """A new run.
 
         `cut`: differentiable from this layer's entry, which `edit` may change. `enter`: what enters this layer's block
         (without `cut`: the first) is changed, perhaps to another number of images (`count`). `extend`: rows to add
         behind the last block's, made of what leaves every block; then no gradient passes from one block to the next.
-        `tail`: the last block computes only what the head reads (of so many `tokens`).
+        `tail`: the last block computes only what the head reads (of so many `tokens`). `within`: makes a context of
+        hooks of our own, which are no reason to run all of the network as a stranger's would be.
         """
         device, layout = self.images.device.type, self.layout
         entry = None if cut is None else layout.entries[cut]
@@ -132,6 +136,7 @@ class Trace:
             stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=self._amp))
             still = stack.enter_context(self.model.still())
             most = None if whole or grad or cut is not None or still.hooked else layout.calls
+            stack.enter_context(within())
             if enter is not None:
                 stack.enter_context(entering(self.block(cut or 0), enter))
             if extend is not None:
@@ -327,12 +332,34 @@ class Trace:
     def batch_first(self, tokens: Tensor) -> Tensor:
         return widen(tokens.movedim(self.batch_axis, 0))
 
-    def input_grad(self, target: Target, images: Images) -> tuple[Tensor, Scores]:
-        """∂y/∂x at any images (the target must be fixed), and y."""
+    def pixels(self) -> Record:
+        """A run that is differentiable from the pixels on."""
+        kept = self._record
+        if kept is not None and kept.output is not None and kept.images.requires_grad:
+            return kept
+        return self.kept("pixels", lambda: (self._from_pixels(self.images), None))[0]
+
+    def _from_pixels(self, images: Images) -> Record:
         leaf = images.detach().clone().requires_grad_()
-        y = self.score(target, self.run(leaf, grad=True))
-        (grad,) = gradients(y, [leaf], keep=False)
-        return widen(grad), y.detach()
+        return self.run(leaf, grad=True, since=self.layout.layers, tail=tails(self))
+
+    def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
+        """∂y/∂x at each of several versions of the batch (the target must be fixed), many at a time if they are small.
+
+        They are taken from `versions` when they are needed.
+        """
+        count, left = len(self), iter(versions)
+        most = max(1, batch_size(self.layout.footprint[1], self.images.device) // count)
+
+        def grads(part: slice) -> Tensor:
+            record = self._from_pixels(torch.cat(some[part]))
+            y = self.score(of_rows(target, list(range(count)) * (part.stop - part.start)), record)
+            (grad,) = gradients(y, [record.images], keep=False)
+            return widen(grad).reshape(-1, count, *grad.shape[1:])
+
+        while some := list(islice(left, most)):
+            for grad in in_batches(grads, len(some), len(some)):
+                yield from grad
 
     # ----------------------------------------------------------------------------------------------------- chance
 
@@ -362,6 +389,14 @@ def read_weights(
 
 def placed(tokens: Tensor, start: int, h: int, w: int) -> Float[Tensor, "B h w D"]:
     return tokens[:, start : start + h * w].reshape(len(tokens), h, w, -1)
+
+
+def first_rows(record: Record, count: int) -> Record:
+    """What a run said of its first images, without its layers and its graph."""
+    assert record.output is not None and record.embedding is not None
+    output = record.output[:count].detach()
+    embedding = output if record.embedding is record.output else record.embedding[:count].detach()
+    return Record(record.images, (), None, output, embedding)
 
 
 def score_of(target: Target, record: Record, rows: slice = slice(None)) -> Scores:

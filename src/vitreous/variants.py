@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,8 +88,8 @@ def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Rec
     if not cut:
         return lean_run(trace, images, gone_of(trace, keep))
     tail = tails(trace)  # found out with all tokens
-    with Cut(trace, keep), Lean(trace, tokens=keep.shape[1]):
-        return trace.run(images, since=NEVER, tail=tail, tokens=keep.shape[1])
+    with Lean(trace, tokens=keep.shape[1]):
+        return trace.run(images, since=NEVER, tail=tail, tokens=keep.shape[1], within=partial(Cut, trace, keep))
 
 
 def lean_run(

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitreous.attention import sum_of
 from vitreous.registry import method
 from vitreous.target import Target, fix
-from vitreous.trace import Trace, gradients, score_of
+from vitreous.trace import Trace, first_rows, gradients, score_of
 from vitreous.types import Map
 
 
@@ -37,8 +37,8 @@ def legrad(
 
     leaf = trace.images.detach().clone().requires_grad_()
     record = trace.run(leaf, grad=True, extend=pooled)
-    assert record.output is not None
-    fixed = fix(target, record.output[:count].detach())
+    trace.kept("legrad", lambda: (first_rows(record, count), None))  # what it says of the images themselves
+    fixed = fix(target, trace.output)
     scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
     grads = gradients(scores, [layer.node for layer in record.layers])
     maps = []

@@ -24,6 +24,6 @@ def gradient(
 
     ∂y/∂x
     """
-    record = trace.record(whole=True, grad=True)
+    record = trace.pixels()
     (grad,) = gradients(trace.score(target, record), [record.images])
     return reduce_channels(grad.float(), reduce)

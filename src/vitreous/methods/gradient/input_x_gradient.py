@@ -12,6 +12,6 @@ def input_x_gradient(trace: Trace, target: Target) -> Map:
 
     Σ_c x_c · ∂y/∂x_c
     """
-    record = trace.record(whole=True, grad=True)
+    record = trace.pixels()
     (grad,) = gradients(trace.score(target, record), [record.images])
     return (record.images.detach().float() * grad.float()).sum(1)

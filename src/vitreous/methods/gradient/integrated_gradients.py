@@ -33,8 +33,8 @@ def integrated_gradients(
     fixed, start = fix(target, trace.output), begin(trace, baseline, seed)
     points, weights = path(steps)
     total = torch.zeros_like(images, dtype=torch.float32)
-    for point, weight in told(zip(points, weights), steps, "integrated_gradients"):
-        grad, _ = trace.input_grad(fixed, start + point * (images - start))
+    way = (start + point * (images - start) for point in told(points, steps, "integrated_gradients"))
+    for weight, grad in zip(weights, trace.input_grads(fixed, way)):
         total += weight * grad.float()
     parts = ((images - start).float() * total).sum(1)  # [B Y X]
     gained = end_scores(trace, fixed, images) - end_scores(trace, fixed, start)

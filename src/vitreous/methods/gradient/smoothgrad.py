@@ -53,8 +53,8 @@ def smooth_gradient(
     flat = images.flatten(1)
     width = sigma * (flat.amax(1) - flat.amin(1)).float()[:, None, None, None]
     total, count = torch.zeros_like(images, dtype=torch.float32), 0
-    for unit in noise:
-        grad, _ = trace.input_grad(fixed, (images + width * unit).to(images.dtype))
+    noisy = ((images + width * unit).to(images.dtype) for unit in noise)
+    for grad in trace.input_grads(fixed, noisy):
         total += grad.float() if power == 1 else grad.float().square()
         count += 1
     return total / count
