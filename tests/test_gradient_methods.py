@@ -354,6 +354,20 @@ def test_pixel_methods_are_plain_autograd(name: str) -> None:
     assert ours.notes["completeness_error"].abs().max() < 0.05 * gained.abs().max()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_points_at_once_keep_each_image_s_class(at_once: bool) -> None:
+    model, images, classes = zoo.model("timm ViT"), zoo.images("timm ViT"), [1, 2, 3]
+    points, weights = np.polynomial.legendre.leggauss(4)
+    expected = torch.zeros_like(images)
+    for point, weight in zip(points, weights):
+        x = ((point + 1) / 2 * images).requires_grad_()
+        y = model.net(x)[range(3), classes].sum()
+        expected += weight / 2 * torch.autograd.grad(y, x)[0]
+    with vitreous.limit_memory(None if at_once else 1):
+        ours = vitreous.explain(model, images, "integrated_gradients", classes, steps=4).map
+    assert off(ours, (images * expected).sum(1)) < 1e-5
+
+
 @pytest.mark.parametrize("baseline", ["zero", "blur", "noise"])
 def test_integrated_gradients_are_complete_from_every_baseline(baseline: str) -> None:
     ours = vitreous.explain(
