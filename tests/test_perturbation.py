@@ -118,6 +118,7 @@ def test_token_ablation_oracle(deit: Model, oracle: Oracle, image: str, which: i
     assert off(ours[0], oracle("token_ablation", f"{image}/{target}/tam")) < 3e-4
 
 
+@pytest.mark.slow
 def test_token_ablation_oracle_in_double_precision(double: Model, oracle: Oracle) -> None:
     target = oracle.targets("both")[0]
     ours = explained(double, oracle.input("both"), "token_ablation", target)
