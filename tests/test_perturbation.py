@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import zoo
 from conftest import Oracle, off
 from oracles import occlusion as plain_occlusion
@@ -27,6 +28,7 @@ from vitreous.methods.perturbation import occlusion
 from vitreous.methods.perturbation import vit_cx as masking
 from vitreous.methods.perturbation.pixels import stretch
 from vitreous.methods.perturbation.rise import draw
+from vitreous.variants import left_out, ways
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]
@@ -181,6 +183,19 @@ def test_token_ablation_takes_the_token_out(name: str) -> None:
 def test_a_mean_is_of_the_tokens_that_are_left(name: str) -> None:
     images = pictures("timm ViT")
     assert off(explained(pooled(name), images, "token_ablation"), slow_ablation(pooled(name), images)) < 1e-6
+
+
+@pytest.mark.parametrize("sharp", [1.0, 40.0], ids=["soft", "sharp"])
+def test_attention_without_one_token(sharp: float) -> None:
+    """Also where a query looks at nothing but the token that is gone."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 4, generator=generator) for _ in range(3))
+    left = torch.tensor([0, 3, 8])
+    ours = left_out(ways(q * sharp, k, v, None), left)
+    for one, gone in zip(ours, left.tolist()):
+        others = [token for token in range(9) if token != gone]
+        rest = (q * sharp).double(), k[:, :, others].double(), v[:, :, others].double()
+        assert off(one, F.scaled_dot_product_attention(*rest)[0].float()) < 2e-6
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "timm BEiT", "HF ViT eager"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import METHODS, Model
-from vitreous.tail import tails
+from vitreous.tail import folds, tails
 from vitreous.trace import Trace
 
 FEW = [  # models whose head reads few tokens, of blocks that are modules of their own
@@ -36,6 +36,7 @@ FEW = [  # models whose head reads few tokens, of blocks that are modules of the
     "HF CLIP vision sdpa",
     "HF CLIP vision eager",
 ]
+FOLDED = [name for name in FEW if not any(word in name for word in ("eager", "unfused", "DINOv3"))]
 USES = ["cdam", "gradcam", "gae", "grad_rollout", "attn_lrp", "transformer_attribution", "token_ablation"]
 
 
@@ -50,10 +51,64 @@ def test_maps_are_those_of_the_whole_block(name: str, monkeypatch: pytest.Monkey
     aim = "neuron:1" if model.classifier is False else 1
     wanted = USES if name in ("timm ViT", "HF ViT eager", "timm DeiT distilled", "HF DINOv3 sdpa") else USES[:4]
     ours = {method: vitreous.explain(model, images, method, aim).map for method in wanted}
-    for place in ("trace", "variants", "methods.lrp.propagate", "methods.attention_gradient.transformer_attribution"):
+    for place in ("trace", "methods.lrp.propagate", "methods.attention_gradient.transformer_attribution"):
         monkeypatch.setattr(f"vitreous.{place}.tails", lambda trace: False)
     for method, map in ours.items():
         assert off(map, vitreous.explain(model, images, method, aim).map) < 2e-5, method
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_keys_and_values_are_left_out_where_they_are_linear(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where they are rotated (DINOv3), or where a model multiplies them itself."""
+    model, images = zoo.model(name), zoo.images(name)
+    trace = Trace(model, images)
+    assert (folds(trace) is not None) == (name in FOLDED)
+    ours = trace.run(images, cut=trace.layout.layers - 1, **trace.unseen())
+    whole = trace.run(images, cut=trace.layout.layers - 1)
+    assert ours.output is not None and whole.output is not None
+    assert ours.entry is not None and whole.entry is not None
+    assert off(ours.output.detach(), whole.output.detach()) < 1e-5
+    along = torch.linspace(-1, 1, ours.output.shape[1]).expand_as(ours.output)
+    grads = [torch.autograd.grad([run.output], [run.entry], [along])[0] for run in (ours, whole)]
+    assert off(*grads) < 1e-5
+
+
+def test_a_block_that_is_rebuilt_is_looked_at_again() -> None:
+    """Weights that are exchanged are used; an adapter beside the linear layer is not overlooked."""
+    net = zoo.ZOO["timm ViT"].make().eval()
+    model, images = Model(net), zoo.images("timm ViT")
+    vitreous.explain(model, images, "cdam", 1)
+
+    def right() -> bool:
+        trace = Trace(model, images)
+        ours, whole = trace.run(images, **trace.unseen()).output, net(images)
+        assert ours is not None
+        return off(ours, whole.detach()) < 1e-5
+
+    attention = net.blocks[-1].attn
+    attention.qkv.weight = nn.Parameter(torch.randn_like(attention.qkv.weight) / 4)
+    assert right()
+    attention.qkv = Adapted(attention.qkv)
+    assert right() and folds(Trace(model, images)) is None
+
+
+class Adapted(nn.Module):
+    """A linear layer and what was learned beside it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.beside = base, nn.Linear(base.in_features, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + self.beside(x)
+        return out
+
+
+def test_half_precision_forms_keys_and_values() -> None:
+    model = Model(zoo.ZOO["timm ViT"].make().eval().bfloat16())
+    assert folds(Trace(model, zoo.images("timm ViT").bfloat16())) is None
+    with torch.autocast("cpu"):
+        assert folds(Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))) is None
 
 
 @pytest.mark.parametrize("split", ["value", "key"])

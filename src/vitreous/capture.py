@@ -107,6 +107,8 @@ class Capture(TorchFunctionMode):
             return self.multi_head(func, args, kwargs)
         if func is F.linear:
             args = (self.enter("linear", args[0]), *args[1:])
+            if self.tail is not None and self.tail.fold is not None and self.tail.state == "whole":
+                return self.tail.linear(*args, **kwargs)
         elif func in MATMUL and self.tail is not None and self.tail.state in ("whole", "read"):
             args = self.narrow_product(*args)
         out = func(*args, **kwargs)
@@ -170,6 +172,8 @@ class Capture(TorchFunctionMode):
             "scale": scale,
         }
         only, asking = None, query
+        if self.tail is not None and self.tail.fold is not None and self.tail.state == "read":
+            return self.attend_folded(self.tail, query, scale)
         if self.tail is not None and self.tail.state in ("whole", "read"):
             query, key, value, attn_mask = self.tail.attention(query, key, value, attn_mask)
             only = self.tail.read
@@ -193,12 +197,21 @@ class Capture(TorchFunctionMode):
         self.keep(call)
         return call.node
 
+    def attend_folded(self, tail: Tail, query: Tensor, scale: float | None) -> Tensor:
+        """The last attention without keys and values: it is counted, and cannot be seen."""
+        self._calls += 1
+        self._recent.clear()
+        heads, width = query.shape[1], query.shape[-1]
+        return tail.folded(heads, width, width**-0.5 if scale is None else scale)
+
     def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's own function, run over globals in which its attention is the watched one."""
         given = MHA_SIGNATURE.bind(*args, **kwargs)
         given.apply_defaults()
         wanted, averaged = given.arguments["need_weights"], given.arguments["average_attn_weights"]
         given.arguments["need_weights"] = False  # its other branch forms A without sdpa
+        if self.tail is not None and self.tail.fold is not None and self.tail.state == "whole":
+            self.tail.linear(*(given.arguments[name] for name in ("query", "in_proj_weight", "in_proj_bias")))
 
         def attend(*a: Any, **k: Any) -> Tensor:
             return self.attend(*a, **{**k, "door": "mha"})

@@ -24,7 +24,7 @@ from vitreous.variants import VariantScores, lean_run, scores_each
 
 Hidden = Bool[Tensor, "V h w"]
 Hide = Callable[[Sequence[int], Hidden], Record]
-_local: Known = WeakKeyDictionary()  # can tokens be exchanged in place of pixels?
+_local: Known[bool] = WeakKeyDictionary()  # can tokens be exchanged in place of pixels?
 
 
 def scores_hidden(

@@ -168,7 +168,7 @@ def record(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=trace._amp))
+        stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=trace.autocast))
         still = stack.enter_context(trace.model.still())
         last = None if still.hooked or not modules else max(modules)
         for number, module in modules.items():

@@ -4,6 +4,11 @@ A CLS logit needs one query of the last attention and one row of its MLP. So the
 up to its attention, which gives keys and values, and then over the tokens that are read, whose queries meet those keys.
 No anatomy is assumed but that everything in a block except its attention treats each token alone; whether that holds is
 found out once for each model, beside the whole run.
+
+Where queries, keys and values are linear layers of the same tokens x, keys and values need not be formed (`Fold`):
+
+    q·(W_k·x_n + b_k) = (W_kᵀ·q)·x_n + a number that softmax takes away
+    Σ_n a_n·(W_v·x_n + b_v) = W_v·(Σ_n a_n·x_n) + b_v
 """
 
 from __future__ import annotations
@@ -11,35 +16,69 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitreous.attention import run_of, widen
 from vitreous.errors import ModelError, Unsupported
+from vitreous.types import Heads, Tokens
 
 if TYPE_CHECKING:
     from vitreous.trace import Trace
 
-Known = WeakKeyDictionary[nn.Module, dict[tuple[int, int], bool]]
-_tails: Known = WeakKeyDictionary()
+T = TypeVar("T")
+Known = WeakKeyDictionary[nn.Module, dict[Any, T]]
+Linear = tuple[Tensor, Tensor | None]  # a weight and a bias
+_tails: Known[bool] = WeakKeyDictionary()
+_folds: Known["Fold | None"] = WeakKeyDictionary()
 
 
 class Reached(BaseException):
     """Raised inside the last block where its attention begins."""
 
 
+@dataclass(frozen=True)
+class Fold:
+    """Where a block's queries, keys and values come from: the so manyeth linear layer in it, from this row on."""
+
+    calls: tuple[int, ...]
+    rows: tuple[int, ...]
+    axis: int = 0  # of the images, in what these layers read
+
+    def parts(self, linears: list[Linear], width: int) -> list[Linear]:
+        """The weights and biases of q, k and v; `width`: of all heads."""
+        found = [(linears[call], slice(row, row + width)) for call, row in zip(self.calls, self.rows)]
+        return [(weight[part], None if bias is None else bias[part]) for (weight, bias), part in found]
+
+
 class Tail(ExitStack):
     """A context in which the last block computes what is read of it; other rows that leave it are zero.
 
-    `read`: the tokens that are read, of `tokens` in all, of which the patches begin behind `prefix`.
+    `read`: the tokens that are read, of `tokens` in all, of which the patches begin behind `prefix`. With `fold`, keys
+    and values are never formed.
     """
 
-    def __init__(self, block: nn.Module, read: list[int], tokens: int, prefix: int, patches: int, axis: int) -> None:
+    def __init__(
+        self,
+        block: nn.Module,
+        read: list[int],
+        tokens: int,
+        prefix: int,
+        patches: int,
+        axis: int,
+        fold: Fold | None = None,
+    ) -> None:
         super().__init__()
-        self.read, self.tokens, self.axis = read, tokens, axis
+        self.read, self.tokens, self.axis, self.fold = read, tokens, axis, fold
+        self.linears: list[Linear] = []  # of the block, up to its attention
+        self.x: Tokens | None = None  # what they read
         inside = [token - prefix for token in read if prefix <= token < prefix + patches]
         self.rows = {patches: inside, tokens: read}
         self.whole: tuple[Any, ...] | None = None  # what all tokens brought to the attention
@@ -90,6 +129,28 @@ class Tail(ExitStack):
         assert self.whole is not None
         return self.whole
 
+    def linear(self, x: Tokens, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A linear layer before the attention of all tokens: noted, not computed."""
+        assert self.fold is not None
+        self.x = x
+        self.linears.append((weight, bias))
+        if len(self.linears) > max(self.fold.calls):
+            raise Reached
+        return x.new_empty(*x.shape[:-1], len(weight))
+
+    def folded(self, heads: int, width: int, scale: float) -> Heads:
+        """O of the tokens that are read, [B H n d]."""
+        assert self.fold is not None and self.x is not None
+        x = self.x.movedim(self.fold.axis, 0)  # [B N D]
+        (wq, bq), (wk, _), (wv, bv) = self.fold.parts(self.linears, heads * width)
+        b, n = len(x), len(self.read)
+        q = F.linear(x[:, run_of(self.read)], wq, bq).view(b, n, heads, width) * scale
+        asked = torch.einsum("bnhd,hde->bhne", q, wk.view(heads, width, -1))  # e: the width of x
+        a = (asked.flatten(1, 2) @ x.mT).softmax(-1)  # [B H·n N]
+        seen = (a @ x).view(b, heads, n, -1)
+        out = torch.einsum("bhne,hde->bhnd", seen, wv.view(heads, width, -1))
+        return out if bv is None else out + bv.view(heads, 1, width)
+
 
 def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that leaves runs of the same network in other threads as they are."""
@@ -99,6 +160,20 @@ def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
         return hook(*args) if threading.get_ident() == mine else None
 
     return called
+
+
+def entering(block: nn.Module, change: Callable[[Tensor], Tensor]) -> ExitStack:
+    """A context in which a block reads other tokens than it is given."""
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        first = next(iter(kwargs))
+        return args, {**kwargs, first: change(kwargs[first])}
+
+    stack = ExitStack()
+    stack.callback(block.register_forward_pre_hook(own_thread(enter), with_kwargs=True).remove)
+    return stack
 
 
 def tails(trace: Trace) -> bool:
@@ -111,12 +186,18 @@ def can_tail(trace: Trace) -> bool:
     layout = trace.layout
     if trace.read_tokens is None or not layout.probed or len(set(layout.blocks)) != layout.layers:
         return False
+    return same_run(trace, {"tail": True}, {})
+
+
+def same_run(trace: Trace, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Do two ways to run a model give the same output, and the same gradient for what enters the last attention?"""
+    layout = trace.layout
     image, cut = trace.images[:1], layout.layers - 1 if layout.entries else None
     outputs: list[Tensor] = []
     grads: list[Tensor] = []
-    for tail in (True, False):
+    for way in (one, other):
         try:
-            run = trace.run(image, cut=cut, tail=tail)
+            run = trace.run(image, cut=cut, **way)
         except (ModelError, RuntimeError, IndexError):
             return False
         assert run.output is not None
@@ -127,12 +208,77 @@ def can_tail(trace: Trace) -> bool:
     return near(*outputs) and (len(grads) != 2 or near(*grads))
 
 
-def known(trace: Trace, found: Known, find: Callable[[Trace], bool]) -> bool:
-    """What was found out about a model at this image size; found out once."""
+def folds(trace: Trace) -> Fold | None:
+    """How keys and values of the last block may be left out, if they may."""
+    if not tails(trace) or trace.autocast or trace.model.dtype not in (torch.float32, torch.float64):
+        return None  # scores of rounded products would be rounded
+    return known(trace, _folds, find_fold)
+
+
+def find_fold(trace: Trace) -> Fold | None:
+    """The linear layers that make queries, keys and values; the output and its gradient must stay as they are."""
+    image, block = trace.images[:1], trace.block(trace.layout.layers - 1)
+    with Projections() as seen:
+        trace.run(image, within=partial(entering, block, seen.begin))
+    fold = seen.fold()
+    return fold if fold is not None and same_run(trace, {"tail": True, "fold": fold}, {"tail": True}) else None
+
+
+class Projections(TorchFunctionMode):
+    """Notes the linear layers of a block up to its attention, and what goes into that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears: list[tuple[Tensor, Linear]] = []  # each with what it reads
+        self.brought: tuple[Tensor, ...] | None = None
+
+    def begin(self, stream: Tensor) -> Tensor:
+        self.linears, self.brought = [], None
+        return stream
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.brought is None and func is F.linear:
+            self.linears.append((args[0], (args[1], args[2] if len(args) > 2 else (kwargs or {}).get("bias"))))
+        elif self.brought is None and func is F.scaled_dot_product_attention:
+            self.brought = args[:3] if len(args) == 3 and (kwargs or {}).get("attn_mask") is None else ()
+        return func(*args, **(kwargs or {}))
+
+    def fold(self) -> Fold | None:
+        if not self.brought or not self.linears:
+            return None
+        x, found = self.linears[0][0], [place for place in map(self.place, self.brought) if place is not None]
+        (axis, *others) = {axis for _, _, axis in found} or {0}
+        if len(found) < 3 or others or any(self.linears[call][0] is not x for call, _, _ in found):
+            return None
+        return Fold(tuple(call for call, _, _ in found), tuple(row for _, row, _ in found), axis)
+
+    def place(self, brought: Tensor) -> tuple[int, int, int] | None:
+        """The linear layer, and the row in it, of which these are the outputs, head by head; and the images' axis."""
+        if brought.ndim != 4:
+            return None
+        expected = brought.transpose(1, 2).flatten(2)  # [B N H·d]
+        width = expected.shape[-1]
+        for call, (x, linear) in enumerate(self.linears):
+            axis = 0 if x.shape[:-1] == expected.shape[:-1] else 1
+            read = x.movedim(axis, 0)
+            for row in range(0, len(linear[0]) - width + 1, width):
+                ((weight, bias),) = Fold((0,), (row,)).parts([linear], width)
+                if read.shape[:-1] == expected.shape[:-1] and near(F.linear(read, weight, bias), expected):
+                    return call, row, axis
+        return None
+
+
+def known(trace: Trace, found: Known[T], find: Callable[[Trace], T]) -> T:
+    """What was found out about a model at this image size; found out once, and again if its last block is rebuilt."""
     of_model = found.setdefault(trace.model.module, {})
-    if trace.size not in of_model:
-        of_model[trace.size] = find(trace)
-    return of_model[trace.size]
+    blocks = trace.layout.blocks
+    built = tuple(map(type, trace.model.module.get_submodule(blocks[-1]).modules())) if blocks else ()
+    key = trace.size, built
+    if key not in of_model:
+        of_model[key] = find(trace)
+    return of_model[key]
 
 
 def near(one: Tensor, other: Tensor) -> bool:

@@ -19,11 +19,12 @@ from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor, shown
 from vitreous.memory import batch_size, in_batches
 from vitreous.model import Model
-from vitreous.tail import Tail, own_thread, tails
+from vitreous.tail import Fold, Tail, entering, folds, own_thread, tails
 from vitreous.target import Target, of_rows
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 Edit = Callable[[Tensor], Tensor]
+UNSEEN = 2**30  # the number of an attention that is kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +51,10 @@ class Trace:
         self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
         self.layout = model.layout_at(self.size)
         self._record: Record | None = None
-        self._cuts: dict[int, Record] = {}
+        self._cuts: dict[tuple[int, bool], Record] = {}
         self._followed: tuple[Record, Follower] | None = None
         self._kept: dict[str, tuple[Record, Any]] = {}
-        self._amp = torch.is_autocast_enabled(self.images.device.type)
+        self.autocast = torch.is_autocast_enabled(self.images.device.type)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -80,14 +81,24 @@ class Trace:
         other._record = self._record
         return other
 
-    def cut(self, layer: int = -1) -> Record:
-        """A run that is differentiable only from the tokens that enter a layer's attention (`entry`)."""
+    def cut(self, layer: int = -1, *, seen: bool = True) -> Record:
+        """A run that is differentiable only from the tokens that enter a layer's attention (`entry`).
+
+        `seen`: with the attention from there on, which costs a little more.
+        """
         number = self.layer_number(layer)
         if not self.layout.entries:
             raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
-        if number not in self._cuts:
-            self._cuts[number] = self.run(self.images, cut=number, tail=tails(self))
-        return self._cuts[number]
+        if (number, True) in self._cuts:
+            return self._cuts[number, True]
+        if (number, seen) not in self._cuts:
+            way: dict[str, Any] = {"tail": tails(self)} if seen else self.unseen()
+            self._cuts[number, seen] = self.run(self.images, cut=number, **way)
+        return self._cuts[number, seen]
+
+    def unseen(self) -> dict[str, Any]:
+        """How to run to the output for the least, where no attention is asked for."""
+        return {"since": UNSEEN, "tail": tails(self), "fold": folds(self)}
 
     def any_whole(self) -> Record:
         """A run with an output, whichever there is."""
@@ -95,6 +106,12 @@ class Trace:
         kept = (self._record, followed, *self._cuts.values(), *(run for run, _ in self._kept.values()))
         runs = [run for run in kept if run is not None and run.output is not None]
         return runs[0] if runs else self.record(whole=True)
+
+    def plain(self) -> Record:
+        """A run for its output, for the least: whichever there is, or one that shows no attention."""
+        if self.fresh and not self.layout.pooled:
+            return self.kept("plain", lambda: (self.run(self.images, **self.unseen()), None))[0]
+        return self.any_whole()
 
     def kept(self, name: str, make: Callable[[], tuple[Record, Any]]) -> tuple[Record, Any]:
         """A run that methods make in a way of their own, with what else they know of it: made once."""
@@ -117,6 +134,7 @@ class Trace:
         since: int = 0,
         tail: bool = False,
         tokens: int | None = None,
+        fold: Fold | None = None,
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Record:
         """A new run.
@@ -124,7 +142,8 @@ class Trace:
         `cut`: differentiable from this layer's entry, which `edit` may change. `enter`: what enters this layer's block
         (without `cut`: the first) is changed, perhaps to another number of images (`count`). `extend`: rows to add
         behind the last block's, made of what leaves every block; then no gradient passes from one block to the next.
-        `tail`: the last block computes only what the head reads (of so many `tokens`). `within`: makes a context of
+        `tail`: the last block computes only what the head reads (of so many `tokens`), with `fold` without its keys and
+        values; its attention is then not seen. `within`: makes a context of
         hooks of our own, which are no reason to run all of the network as a stranger's would be.
         """
         device, layout = self.images.device.type, self.layout
@@ -133,7 +152,7 @@ class Trace:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.set_grad_enabled(grad))
-            stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=self._amp))
+            stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=self.autocast))
             still = stack.enter_context(self.model.still())
             most = None if whole or grad or cut is not None or still.hooked else layout.calls
             stack.enter_context(within())
@@ -142,7 +161,7 @@ class Trace:
             if extend is not None:
                 for hook in self._extend_hooks(extend):
                     stack.callback(hook.remove)
-            end = stack.enter_context(self._tail(tokens)) if tail and not still.hooked else None
+            end = stack.enter_context(self._tail(tokens, fold)) if tail and not still.hooked else None
             stack.enter_context(suppress(Enough))
             seen = stack.enter_context(Capture(still.names, rows, most, entry, edit, follower, since, end))
             output = self.model.run(images)
@@ -152,14 +171,14 @@ class Trace:
         embedding = head[0] if head is not None and head[1] is output else output
         return Record(images, layers, pools[-1] if pools else None, output, embedding, seen.leaf, since)
 
-    def _tail(self, tokens: int | None) -> Tail:
+    def _tail(self, tokens: int | None, fold: Fold | None) -> Tail:
         """The last block for what is read, where some tokens may have been cut out."""
         layout, read = self.layout, self.read_tokens
         assert read is not None
         gone = layout.tokens - (tokens or layout.tokens)
         read = [token if token < layout.prefix else token - gone for token in read]
         block = self.block(layout.layers - 1)
-        return Tail(block, read, layout.tokens - gone, layout.prefix, layout.patches - gone, self.batch_axis)
+        return Tail(block, read, layout.tokens - gone, layout.prefix, layout.patches - gone, self.batch_axis, fold)
 
     def _extend_hooks(self, extend: Callable[[tuple[Tensor, ...]], Tensor]) -> list[Any]:
         """Hooks on the blocks that take what leaves them, part them for the gradient, and add rows behind the last."""
@@ -324,7 +343,7 @@ class Trace:
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
         """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); costs the rest only."""
-        record = self.cut(layer)
+        record = self.cut(layer, seen=False)
         assert record.entry is not None
         (grad,) = gradients(self.score(target, record), [record.entry])
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
@@ -341,7 +360,7 @@ class Trace:
 
     def _from_pixels(self, images: Images) -> Record:
         leaf = images.detach().clone().requires_grad_()
-        return self.run(leaf, grad=True, since=self.layout.layers, tail=tails(self))
+        return self.run(leaf, grad=True, **self.unseen())
 
     def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
         """∂y/∂x at each of several versions of the batch (the target must be fixed), many at a time if they are small.
@@ -415,17 +434,3 @@ def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True
         )
     found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=keep, allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))
-
-
-def entering(block: nn.Module, change: Edit) -> ExitStack:
-    """A context in which a block reads other tokens than it is given."""
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if args:
-            return (change(args[0]), *args[1:]), kwargs
-        first = next(iter(kwargs))
-        return args, {**kwargs, first: change(kwargs[first])}
-
-    stack = ExitStack()
-    stack.callback(block.register_forward_pre_hook(own_thread(enter), with_kwargs=True).remove)
-    return stack

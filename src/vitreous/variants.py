@@ -23,18 +23,20 @@ from vitreous.attention import widen
 from vitreous.capture import MATMUL, NORMS, SDPA, TAG, additive
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.memory import batch_size, in_batches
-from vitreous.tail import Known, known, near, own_thread, tails
+from vitreous.tail import Known, known, near, own_thread
 from vitreous.target import Probability, Target, classes, fix, of_rows
 from vitreous.trace import Edit, Record, Trace
-from vitreous.types import Images, Scores
+from vitreous.types import Heads, Images, Scores
 
 MEAN = {torch.mean, Tensor.mean}
-NEVER = 2**30  # the number of an attention that is kept
 VariantScores = Float[Tensor, "V"]
 Gone = Bool[Tensor, "V N"]
 Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
-_works: Known = WeakKeyDictionary()  # can tokens be left out at all?
-_cuts: Known = WeakKeyDictionary()  # … by cutting them out of the sequence?
+Left = Int[Tensor, "V"]  # the number of the one token that is gone
+Shared = dict[int, Any]  # results that all runs of one image have in common, in their order
+_works: Known[bool] = WeakKeyDictionary()  # can tokens be left out at all?
+_cuts: Known[bool] = WeakKeyDictionary()  # … by cutting them out of the sequence?
+_leaves: Known[bool] = WeakKeyDictionary()  # … by cutting them out behind the first block?
 
 
 def scores_of(trace: Trace, target: Target, pictures: Callable[[slice], Images], count: int, what: str) -> Scores:
@@ -42,11 +44,18 @@ def scores_of(trace: Trace, target: Target, pictures: Callable[[slice], Images],
     return scores_each(trace, target, [0] * count, lambda part: lean_run(trace, pictures(part)), what)
 
 
-def scores_without(trace: Trace, index: int, target: Target, gone: Gone, what: str) -> Scores:
-    """The score of one image without some of its tokens, for the target of that image."""
+def scores_without(trace: Trace, index: int, target: Target, left: Left, what: str) -> Scores:
+    """The score of one image without each of these tokens, for the target of that image."""
     refuse_dropping(trace)
-    image = trace.images[index : index + 1]
-    return scores_each(trace, target, [0] * len(gone), lambda part: run_without(trace, image, gone[part]), what)
+    image, leave = trace.images[index : index + 1], known(trace, _leaves, can_leave)
+    shared: Shared = {}
+
+    def run(part: slice) -> Record:
+        if leave:
+            return run_leaving(trace, image, left[part], shared)
+        return run_without(trace, image, one_gone(trace, left[part]))
+
+    return scores_each(trace, target, [0] * len(left), run, what)
 
 
 def scores_keeping(
@@ -87,32 +96,61 @@ def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Rec
     images = trace.images[list(rows)]
     if not cut:
         return lean_run(trace, images, gone_of(trace, keep))
-    tail = tails(trace)  # found out with all tokens
+    way = trace.unseen()  # found out with all tokens
     with Lean(trace, tokens=keep.shape[1]):
-        return trace.run(images, since=NEVER, tail=tail, tokens=keep.shape[1], within=partial(Cut, trace, keep))
+        return trace.run(images, **way, tokens=keep.shape[1], within=partial(Cut, trace, keep))
 
 
 def lean_run(
     trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, count: int | None = None
 ) -> Record:
-    tail = tails(trace)
+    way = trace.unseen()
+    if gone is not None:
+        way["fold"] = None  # attention must be there to hide keys from it
     with Lean(trace, gone):
-        return trace.run(images, enter=enter, count=count, since=NEVER, tail=tail)
+        return trace.run(images, enter=enter, count=count, **way)
+
+
+def run_leaving(trace: Trace, image: Images, left: Left, shared: Shared) -> Record:
+    """A run of one image, once without each of these tokens: hidden in the first block, cut out behind it.
+
+    `shared`: what is the same for all tokens of this image, kept from run to run.
+    """
+    count, layout = len(left), trace.layout
+    every = torch.arange(layout.tokens - 1, device=left.device).expand(count, -1)
+    keep = every + (every >= left[:, None])
+    way = trace.unseen()
+    with Lean(trace, left=left, shared=shared):
+        return trace.run(
+            image,
+            enter=partial(repeated, count, trace.batch_axis),
+            count=count,
+            **way,
+            tokens=layout.tokens - 1,
+            within=partial(Cut, trace, keep, 1),
+        )
+
+
+def repeated(count: int, axis: int, stream: Tensor) -> Tensor:
+    """The same tokens for so many variants, without a copy."""
+    return stream.expand(*[count if i == axis else -1 for i in range(stream.ndim)])
 
 
 def run_without(trace: Trace, image: Images, gone: Gone) -> Record:
     """A run of one image, once for each row of `gone`."""
-    axis, count = trace.batch_axis, len(gone)
-
-    def enter(stream: Tensor) -> Tensor:
-        return stream.expand(*[count if i == axis else -1 for i in range(stream.ndim)])
-
+    count = len(gone)
+    enter = partial(repeated, count, trace.batch_axis)
     if len(trace.layout.blocks) == trace.layout.layers:
         try:
             return lean_run(trace, image, gone, enter, count)
         except ModelError:  # it writes into its tokens, or counts its images before the first block
             pass
     return lean_run(trace, image.expand(count, -1, -1, -1).contiguous(), gone)
+
+
+def one_gone(trace: Trace, left: Left) -> Gone:
+    """One token is not kept."""
+    return F.one_hot(left, trace.layout.tokens).bool()
 
 
 def gone_of(trace: Trace, keep: Kept) -> Gone:
@@ -163,12 +201,37 @@ def can_cut(trace: Trace) -> bool:
     return found is not None and expected is not None and near(found, expected)
 
 
-class Lean(TorchFunctionMode):
-    """Run a model on variants of one image without what need not be computed, and without tokens that are gone."""
+def can_leave(trace: Trace) -> bool:
+    """Does a token that is cut out behind the first block, where nobody reads it, count for nothing?"""
+    if not cuts(trace) or trace.layout.layers < 2:
+        return False
+    first = trace.layout.prefix
+    left = torch.tensor([first, first + trace.layout.patches - 1], device=trace.images.device)
+    try:
+        found = run_leaving(trace, trace.images[:1], left, {}).output
+    except ModelError:
+        return False
+    expected = run_without(trace, trace.images[:1], one_gone(trace, left)).output
+    return found is not None and expected is not None and near(found, expected)
 
-    def __init__(self, trace: Trace, gone: Gone | None = None, tokens: int | None = None) -> None:
+
+class Lean(TorchFunctionMode):
+    """Run a model on variants of one image without what need not be computed, and without tokens that are gone.
+
+    `left`: the one token that is gone from each variant; `shared`: see `run_leaving`.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        gone: Gone | None = None,
+        tokens: int | None = None,
+        left: Left | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         super().__init__()
-        self.gone = gone
+        self.shared, self.met = shared, 0  # … of which so many were met in this run
+        self.gone, self.left = gone if left is None else one_gone(trace, left), left
         self.axis, self.layout = trace.batch_axis, trace.layout
         self.tokens = tokens or trace.layout.tokens
         self.seen = 0  # layers
@@ -183,6 +246,8 @@ class Lean(TorchFunctionMode):
             return func(*self.forget(args), **kwargs)
         if func is F.linear or func in NORMS:
             return self.once(func, args, kwargs)
+        if func is F.conv2d and self.seen == 0 and len(args[0]) == 1:
+            return self.common(partial(func, *args, **kwargs))
         if func in MEAN and self.gone is not None and self.seen >= self.layout.layers:
             return self.mean(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -194,6 +259,9 @@ class Lean(TorchFunctionMode):
         mask = kw.pop("attn_mask", mask)
         if k.shape[-2] != self.tokens:
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
+        if self.left is not None and mask is None and not rest and all(one_image(t) for t in (q, k, v)):
+            parts = self.common(lambda: ways(widen(q[:1]), widen(k[:1]), widen(v[:1]), kw.get("scale")))
+            return left_out(parts, self.left).to(q.dtype)
         if self.gone is not None:
             mask = additive(mask, False, q, k)
             hidden = self.keys(q.ndim, len(q), q.dtype)
@@ -224,10 +292,20 @@ class Lean(TorchFunctionMode):
     def once(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer or a norm: once where all variants are still the same."""
         x = args[0]
-        if x.ndim == 3 and x.shape[self.axis] > 1 and x.stride(self.axis) == 0:
-            out = func(x.narrow(self.axis, 0, 1), *args[1:], **kwargs)
-            return out.expand(*[x.shape[i] if i == self.axis else -1 for i in range(3)])
-        return func(*args, **kwargs)
+        axes = [i for i in range(2) if x.shape[i] > 1 and x.stride(i) == 0] if x.ndim == 3 else []
+        if not axes:
+            return func(*args, **kwargs)
+        one = self.common(partial(func, x.narrow(axes[0], 0, 1), *args[1:], **kwargs))
+        return repeated(x.shape[axes[0]], axes[0], one)
+
+    def common(self, make: Callable[[], Any]) -> Any:
+        """What this run has in common with those before it."""
+        if self.shared is None:
+            return make()
+        self.met += 1
+        if self.met not in self.shared:
+            self.shared[self.met] = make()
+        return self.shared[self.met]
 
     def mean(self, func: Any, x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
         """The mean over tokens, of those that are there."""
@@ -243,19 +321,45 @@ class Lean(TorchFunctionMode):
         return (x * (weights if self.axis == 0 else weights.transpose(0, 1))).sum(along, keepdim)
 
 
+def one_image(t: Tensor) -> bool:
+    """Are these heads the same for all variants, and held once?"""
+    return t.ndim == 4 and t.shape[0] > 1 and t.stride(0) == 0
+
+
+def ways(q: Heads, k: Heads, v: Heads, scale: float | None) -> tuple[Tensor, ...]:
+    """V, A, O, and for each query its largest A and O without it."""
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT  # [1 H N N]
+    a = scores.softmax(-1)
+    most = a.argmax(-1, keepdim=True)
+    return v, a, a @ v, most, scores.scatter(-1, most, -torch.inf).softmax(-1) @ v
+
+
+def left_out(parts: tuple[Tensor, ...], left: Left) -> Heads:
+    """One image's attention without each of these tokens [V H N d]: a change of rank one of the whole.
+
+    O without i = (O − Aᵢ·vᵢ)/(1 − Aᵢ). Where a query looks mostly at i, which can only be its largest Aᵢ, that would
+    lose digits: O without the largest is computed by itself.
+    """
+    v, a, out, most, others = parts
+    largest = most == left.view(-1, 1, 1, 1)  # [V H N 1]
+    share = a[0, :, :, left].permute(2, 0, 1)[..., None].masked_fill(largest, 0)
+    values = v[0, :, left].transpose(0, 1)[:, :, None]  # [V H 1 d]
+    return torch.where(largest, others, out).addcmul_(share, values, value=-1).div_(1 - share)
+
+
 class Cut(ExitStack):
-    """A context in which each image has only some of its tokens, from the first block on.
+    """A context in which each image has only some of its tokens, from block `since` on.
 
     What the model hands to its blocks beside the tokens and runs along all patches or tokens (rotations, say) is cut in
     the same way.
     """
 
-    def __init__(self, trace: Trace, keep: Kept) -> None:
+    def __init__(self, trace: Trace, keep: Kept, since: int = 0) -> None:
         super().__init__()
         self.layout, self.axis, self.keep = trace.layout, trace.batch_axis, keep
         self.patches = keep[:, (keep[0] >= self.layout.prefix) & (keep[0] < self.layout.prefix + self.layout.patches)]
-        for number in range(self.layout.layers):
-            hook = self.first if number == 0 else self.later
+        for number in range(since, self.layout.layers):
+            hook = self.first if number == since else self.later
             self.callback(trace.block(number).register_forward_pre_hook(own_thread(hook), with_kwargs=True).remove)
 
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -290,6 +394,7 @@ class Cut(ExitStack):
 
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
     """What is asked of the images, fixed, as a logit or a probability; and their scores now."""
+    trace.plain()
     fixed = fix(target, trace.output)
     if of == "probability":
         if not classes(fixed):

@@ -25,6 +25,6 @@ def token_ablation(
     """
     fixed, whole = scored_as(trace, target, of)
     first, count = trace.layout.prefix, trace.layout.patches
-    gone = torch.eye(trace.layout.tokens, dtype=torch.bool, device=trace.images.device)[first : first + count]
-    falls = [whole[i] - scores_without(trace, i, of_image(fixed, i), gone, "token_ablation") for i in range(len(trace))]
+    left = torch.arange(first, first + count, device=trace.images.device)
+    falls = [whole[i] - scores_without(trace, i, of_image(fixed, i), left, "token_ablation") for i in range(len(trace))]
     return torch.stack(falls).reshape(-1, *trace.layout.grid)
