@@ -14,7 +14,7 @@ from torch import nn
 
 from vitreous import Model, Trace
 from vitreous.attention import Attention
-from vitreous.capture import Capture
+from vitreous.capture import Capture, as_products, products
 from vitreous.errors import CaptureError
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
@@ -271,3 +271,22 @@ def test_queries_and_keys_of_attention_that_is_written_out(name: str) -> None:
 def test_queries_and_keys_that_cannot_be_known() -> None:
     layer = Trace(zoo.model("hand-written"), zoo.images("hand-written")).attention[0]
     assert layer.projected() is None, "an einsum may put its axes anywhere"
+
+
+class Card(torch.Tensor):
+    """Images that say they are on a GPU."""
+
+    is_cuda = True
+
+
+def test_patches_by_a_linear_layer() -> None:
+    images, weight, bias = torch.randn(2, 3, 12, 8), torch.randn(5, 3, 4, 2), torch.randn(5)
+    assert off(products(images, weight, bias, (4, 2)), F.conv2d(images, weight, bias, (4, 2))) < 1e-6
+    half = images.half().as_subclass(Card)
+    usual: tuple[object, ...] = ((4, 2), (0, 0), (1, 1), 1)
+    assert as_products(half, weight, bias, *usual)
+    assert not as_products(images.half(), weight, bias, *usual), "on a CPU it is no faster"
+    assert not as_products(images.as_subclass(Card), weight, bias, *usual), "float32 keeps the convolution's digits"
+    assert not as_products(half[..., :7], weight, bias, *usual), "a convolution drops what is left over"
+    for other in ((2, 2), (0, 0), (1, 1), 1), ((4, 2), (1, 1), (1, 1), 1), ((4, 2), (0, 0), (2, 2), 1), ():
+        assert not as_products(half, weight, bias, *other)

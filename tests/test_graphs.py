@@ -10,9 +10,9 @@ import zoo
 
 import vitreous
 from vitreous import Model
-from vitreous.graphs import QUIET, Numbered, key_of, replays
+from vitreous.graphs import QUIET, key_of, replays
 from vitreous.registry import METHODS
-from vitreous.target import Class, Contrast, Top
+from vitreous.target import Class, Contrast, Numbered, Top
 
 
 def test_without_cuda_nothing_is_replayed() -> None:
@@ -40,7 +40,8 @@ def test_what_may_be_replayed() -> None:
         assert replays("rollout", METHODS["rollout"].check({"discard": 0.5}), images, Top(1)) is None
         assert replays("cdam", METHODS["cdam"].check({"variant": "smooth"}), images, Class(1)) is None
         assert replays("gae", {}, images, Contrast(Class(1), Class(2))) is None
-        assert replays("token_ablation", {}, images, Class(1)) is None
+        assert replays("token_ablation", METHODS["token_ablation"].check({}), images, Class(1)) is not None
+        assert replays("occlusion", {}, images, Class(1)) is None
     assert set(QUIET) <= set(METHODS)
 
 
@@ -48,6 +49,7 @@ def test_numbers_on_the_device_mean_the_same_classes() -> None:
     output = torch.randn(3, 7)
     asked = Numbered(torch.tensor([4, 0, 6]))
     assert torch.equal(asked(output, output), Class((4, 0, 6))(output, output))
+    assert torch.equal(Numbered(torch.tensor([4]))(output, output), Class(4)(output, output))
 
 
 def test_a_graph_belongs_to_the_tensors_of_a_network() -> None:

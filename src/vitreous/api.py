@@ -99,6 +99,7 @@ def computed(trace: Trace, declared: Method, target: Target, values: dict[str, A
         return run(trace, target), None
     key = key_of(declared.name, values, trace.model, trace.images, target)
     map, *output = graphs(key, both, trace.images, target)
+    trace.refuse_infinite()
     return Noted(map, {}), next(iter(output), None)
 
 

@@ -85,14 +85,18 @@ class Attention:
         if tokens is not None:
             yield tokens, self.rows(tokens)
             return
-        for start in range(0, self.shape[2], ROWS):
-            index = slice(start, start + ROWS)
+        for index in self.spans():
             yield index, self.rows(index)
+
+    def spans(self) -> list[slice]:
+        """All rows of A, `ROWS` at a time."""
+        return [slice(start, start + ROWS) for start in range(0, self.shape[2], ROWS)]
 
     def read(self, weights: Float[Tensor, "B N"], tokens: list[int] | None = None) -> HeadRows:
         """Σᵢ weightsᵢ·Aᵢ for every head; only the rows of `tokens` are formed (None: of all)."""
-        if tokens is None and self.fusible:
-            return self.fused().read(weights)
+        if self.fusible:
+            rows = slice(None) if tokens is None else run_of(tokens)
+            return self.fused(rows=rows).read(weights[:, rows])
         row = weights[:, None, None]  # [B 1 1 N]
         return sum_of(row[..., run_of(i)] @ a for i, a in self.chunks(tokens))[:, :, 0]
 
@@ -101,15 +105,15 @@ class Attention:
         """Can sums over A be formed without A (fused.py)?"""
         return self.q is not None and self.bias is None and fusible(self.q)
 
-    def fused(self, grad: Tensor | None = None) -> Fused:
-        """Sums over A, and with ∂y/∂O over A ⊙ ∂y/∂A, of the rows that were computed."""
+    def fused(self, grad: Tensor | None = None, rows: slice | list[int] = slice(None)) -> Fused:
+        """Sums over these rows of A, or with ∂y/∂O over A ⊙ ∂y/∂A, of the rows that were computed."""
         from vitreous.fused import Fused
 
         assert self.q is not None and self.k is not None
+        if grad is None:
+            return Fused(self.q[:, :, rows].detach(), self.k.detach(), self.scale)
         q = self.q if self.only is None else self.q[:, :, run_of(self.only)]
-        return Fused(
-            q.detach(), self.k.detach(), self.scale, self.v.detach(), None if grad is None else self.fold(grad)
-        )
+        return Fused(q.detach(), self.k.detach(), self.scale, self.v.detach(), self.fold(grad))
 
     def weights_grad(self, grad: Tensor, index: slice | list[int] = slice(None)) -> Weights:
         """∂y/∂A (these rows) from ∂y/∂O (as autograd gives it for `node`)."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model import Model
-from vitreous.target import Class, Target, Top
-from vitreous.types import Images, Output, Scores
+from vitreous.target import Class, Numbered, Target, Top
+from vitreous.types import Images
 
 QUIET = {  # methods that never ask the GPU for a number, and the options with which they do not
     "attention": (),
@@ -33,7 +32,10 @@ QUIET = {  # methods that never ask the GPU for a number, and the options with w
     "input_x_gradient": (),
     "attn_lrp": (),
     "cp_lrp": (),
+    "legrad": (),
+    "token_ablation": ("of",),
 }
+USUAL = (0, "vanilla", "total", "logit")  # values of these options
 Made = tuple[Tensor, ...]
 Run = Callable[[Images, Target], Made]
 _replays: ContextVar[Replays | None] = ContextVar("vitreous_replay", default=None)
@@ -47,16 +49,6 @@ def replay() -> Iterator[None]:
         yield
     finally:
         _replays.reset(token)
-
-
-@dataclass(frozen=True, eq=False)
-class Numbered:
-    """A class for each image, whose number lies on the GPU."""
-
-    index: Tensor  # [B]
-
-    def __call__(self, output: Output, embedding: Tensor) -> Scores:
-        return output.gather(1, self.index[:, None])[:, 0]
 
 
 class Graph:
@@ -107,7 +99,7 @@ class Replays:
 def replays(method: str, values: dict[str, Any], images: Images, target: Target) -> Replays | None:
     """The graphs to use for this, where it may be replayed."""
     found = _replays.get()
-    usual = method in QUIET and not any(values.get(name) not in (0, "vanilla", "total") for name in QUIET[method])
+    usual = method in QUIET and not any(values.get(name) not in USUAL for name in QUIET[method])
     asked = isinstance(target, Class | Top)
     return found if usual and asked and images.is_cuda else None
 
@@ -115,7 +107,7 @@ def replays(method: str, values: dict[str, Any], images: Images, target: Target)
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, target: Target) -> Any:
     """What must be the same for a graph to be used: also where the weights are."""
     kind = target if isinstance(target, Top) else Class
-    places = tuple(t.data_ptr() for held in holders(model.module) for t in held.values() if t is not None)
+    places = tuple([t.data_ptr() for held in holders(model.module) for t in held.values() if t is not None])
     amp = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     return method, repr(sorted(values.items())), id(model), tuple(images.shape), images.dtype, kind, amp, places
 

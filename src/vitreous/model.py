@@ -128,9 +128,7 @@ class Model:
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
             raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of pictures; give [B, 3, H, W]")
-        if not capturing(images) and not images.sum().isfinite():
-            raise InputError("the image tensor holds values that are not finite")
-        return images
+        return images if images.is_cuda else finite(images, images.sum().isfinite())
 
     def run(self, images: Images) -> Float[Tensor, "rows C"]:
         """One forward pass, whatever the network calls its output."""
@@ -209,6 +207,12 @@ def unwrap(net: nn.Module) -> nn.Module:
 def capturing(images: Tensor) -> bool:
     """Is a graph being recorded, so that nothing may be asked of the GPU?"""
     return images.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def finite(images: Tensor, said: Tensor) -> Tensor:
+    if not said:
+        raise InputError("the image tensor holds values that are not finite")
+    return images
 
 
 def is_compiled(module: nn.Module) -> bool:

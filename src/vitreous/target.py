@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import TargetError, nearest
-from vitreous.model import Model
+from vitreous.model import Model, capturing
 from vitreous.types import Output, Scores
 
 
@@ -45,6 +45,16 @@ class Class:
 
     def __str__(self) -> str:
         return str(self.index) if isinstance(self.index, int) else ";".join(map(str, self.index))
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """A class for each image, or the same for all, whose numbers lie on a GPU and are not asked for."""
+
+    index: Tensor  # [B] or [1]
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return output.gather(1, self.index.expand(len(output))[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,8 @@ class Text:
 def fix(target: Target, output: Output) -> Target:
     """The same target with each image's best class named, so that it stays while the images change."""
     if isinstance(target, Top):
-        return Class(tuple(output.topk(target.rank, -1).indices[:, -1].tolist()))
+        best = output.topk(target.rank, -1).indices[:, -1]
+        return Numbered(best) if capturing(output) else Class(tuple(best.tolist()))
     if isinstance(target, Contrast):
         return Contrast(fix(target.one, output), fix(target.other, output))
     if isinstance(target, Each):
@@ -178,7 +189,7 @@ def classes(target: Target) -> bool:
         return classes(target.one) or classes(target.other)
     if isinstance(target, Each):
         return any(map(classes, target.targets))
-    return isinstance(target, Class | Top)
+    return isinstance(target, Class | Top | Numbered)
 
 
 def no_classifier(name: str) -> TargetError:
@@ -221,6 +232,8 @@ def parse(given: Any, model: Model, outputs: int) -> Target:
     if isinstance(given, Tensor) or hasattr(given, "tolist"):
         given = given.tolist()
         return parse(given, model, outputs)
+    if isinstance(given, Sequence) and given and all(type(item) is int for item in given):
+        return Class(tuple(checked(item, outputs, "class") for item in given))
     if isinstance(given, Sequence) and given:
         each = [parse(item, model, outputs) for item in given]
         numbers = [item.index for item in each if isinstance(item, Class) and isinstance(item.index, int)]

@@ -18,7 +18,7 @@ from vitreous.capture import Capture, Enough
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor, shown
 from vitreous.memory import batch_size, in_batches
-from vitreous.model import Model
+from vitreous.model import Model, capturing, finite
 from vitreous.tail import Fold, Tail, entering, folds, own_thread, tails
 from vitreous.target import Target, of_rows
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
@@ -54,10 +54,18 @@ class Trace:
         self._cuts: dict[tuple[int, bool], Record] = {}
         self._followed: tuple[Record, Follower] | None = None
         self._kept: dict[str, tuple[Record, Any]] = {}
+        on_cuda = self.images.is_cuda and not capturing(self.images)
+        self._finite = self.images.sum().isfinite() if on_cuda else None  # read when the GPU has more to do
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def refuse_infinite(self) -> None:
+        """Raise if an image on a GPU holds what is no number; asked once, behind the first run."""
+        if self._finite is not None and not capturing(self.images):
+            finite(self.images, self._finite)
+            self._finite = None
 
     # ------------------------------------------------------------------------------------------------- recording
 
@@ -165,6 +173,7 @@ class Trace:
             stack.enter_context(suppress(Enough))
             seen = stack.enter_context(Capture(still.names, rows, most, entry, edit, follower, since, end))
             output = self.model.run(images)
+        self.refuse_infinite()
         layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
         pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
         head = seen.linear if self.model.classifier is not False else None  # a backbone's last layer is no classifier

@@ -150,7 +150,7 @@ def run_without(trace: Trace, image: Images, gone: Gone) -> Record:
 
 def one_gone(trace: Trace, left: Left) -> Gone:
     """One token is not kept."""
-    return F.one_hot(left, trace.layout.tokens).bool()
+    return left[:, None] == torch.arange(trace.layout.tokens, device=left.device)
 
 
 def gone_of(trace: Trace, keep: Kept) -> Gone:
@@ -348,7 +348,7 @@ def left_out(parts: tuple[Tensor, ...], left: Left) -> Heads:
 
 
 class Cut(ExitStack):
-    """A context in which each image has only some of its tokens, from block `since` on.
+    """A context in which each image has only some of its patches, from block `since` on.
 
     What the model hands to its blocks beside the tokens and runs along all patches or tokens (rotations, say) is cut in
     the same way.
@@ -357,7 +357,8 @@ class Cut(ExitStack):
     def __init__(self, trace: Trace, keep: Kept, since: int = 0) -> None:
         super().__init__()
         self.layout, self.axis, self.keep = trace.layout, trace.batch_axis, keep
-        self.patches = keep[:, (keep[0] >= self.layout.prefix) & (keep[0] < self.layout.prefix + self.layout.patches)]
+        behind = self.layout.tokens - self.layout.prefix - self.layout.patches
+        self.patches = keep[:, self.layout.prefix : keep.shape[1] - behind]
         for number in range(since, self.layout.layers):
             hook = self.first if number == since else self.later
             self.callback(trace.block(number).register_forward_pre_hook(own_thread(hook), with_kwargs=True).remove)

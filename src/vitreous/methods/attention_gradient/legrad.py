@@ -43,6 +43,6 @@ def legrad(
     grads = gradients(scores, [layer.node for layer in record.layers])
     maps = []
     for layer, grad in zip(record.layers, grads):
-        pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i, _ in layer.chunks())  # [B H M]
+        pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i in layer.spans())  # [B H M]
         maps.append(trace.map(pushed.mean(1) / layer.shape[2]))
     return torch.stack(maps).mean(0)
