@@ -128,7 +128,9 @@ class Model:
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
             raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of pictures; give [B, 3, H, W]")
-        return images if images.is_cuda else finite(images, images.sum().isfinite())
+        if not images.is_cuda:
+            refuse_infinite(images.sum())
+        return images
 
     def run(self, images: Images) -> Float[Tensor, "rows C"]:
         """One forward pass, whatever the network calls its output."""
@@ -209,10 +211,9 @@ def capturing(images: Tensor) -> bool:
     return images.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def finite(images: Tensor, said: Tensor) -> Tensor:
-    if not said:
+def refuse_infinite(total: Tensor) -> None:
+    if not total.isfinite():
         raise InputError("the image tensor holds values that are not finite")
-    return images
 
 
 def is_compiled(module: nn.Module) -> bool:

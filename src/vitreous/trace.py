@@ -18,7 +18,7 @@ from vitreous.capture import Capture, Enough
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor, shown
 from vitreous.memory import batch_size, in_batches
-from vitreous.model import Model, capturing, finite
+from vitreous.model import Model, capturing, refuse_infinite
 from vitreous.tail import Fold, Tail, entering, folds, own_thread, tails
 from vitreous.target import Target, of_rows
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
@@ -54,8 +54,7 @@ class Trace:
         self._cuts: dict[tuple[int, bool], Record] = {}
         self._followed: tuple[Record, Follower] | None = None
         self._kept: dict[str, tuple[Record, Any]] = {}
-        on_cuda = self.images.is_cuda and not capturing(self.images)
-        self._finite = self.images.sum().isfinite() if on_cuda else None  # read when the GPU has more to do
+        self._sum = later(self.images.sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
 
     def __len__(self) -> int:
@@ -63,9 +62,9 @@ class Trace:
 
     def refuse_infinite(self) -> None:
         """Raise if an image on a GPU holds what is no number; asked once, behind the first run."""
-        if self._finite is not None and not capturing(self.images):
-            finite(self.images, self._finite)
-            self._finite = None
+        if self._sum is not None and not capturing(self.images):
+            refuse_infinite(self._sum())
+            self._sum = None
 
     # ------------------------------------------------------------------------------------------------- recording
 
@@ -413,6 +412,18 @@ def read_weights(
     weights = torch.zeros(tokens)
     weights[list(readout)] = torch.tensor(share or [1 / len(readout)] * len(readout))
     return weights.to(device)
+
+
+def later(value: Tensor) -> Callable[[], Tensor]:
+    """What a GPU computes, to be asked for when it has got more to do: nothing behind it is waited for."""
+    copied, there = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+
+    def ask() -> Tensor:
+        there.synchronize()
+        return copied
+
+    return ask
 
 
 def placed(tokens: Tensor, start: int, h: int, w: int) -> Float[Tensor, "B h w D"]:
