@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitreous.advice import Advice as Advice
     from vitreous.advice import advise as advise
     from vitreous.api import explain as explain
+    from vitreous.api import explain_targets as explain_targets
     from vitreous.attribution import Attribution as Attribution
     from vitreous.concept import Concept as Concept
     from vitreous.errors import VitreousError as VitreousError
@@ -70,6 +71,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "cass": "head_similarity",
     "evaluate": "evaluation",
     "explain": "api",
+    "explain_targets": "api",
     "limit_memory": "memory",
     "replay": "graphs",
     "load": "sources",

@@ -106,14 +106,14 @@ class Attention:
         return self.q is not None and self.bias is None and fusible(self.q)
 
     def fused(self, grad: Tensor | None = None, rows: slice | list[int] = slice(None)) -> Fused:
-        """Sums over these rows of A, or with ∂y/∂O over A ⊙ ∂y/∂A, of the rows that were computed."""
+        """Sums over these rows of A, or with ∂y/∂O [B H N d] (of one or more targets) over A ⊙ ∂y/∂A."""
         from vitreous.fused import Fused
 
         assert self.q is not None and self.k is not None
         if grad is None:
             return Fused(self.q[:, :, rows].detach(), self.k.detach(), self.scale)
         q = self.q if self.only is None else self.q[:, :, run_of(self.only)]
-        return Fused(q.detach(), self.k.detach(), self.scale, self.v.detach(), self.fold(grad))
+        return Fused(q.detach(), self.k.detach(), self.scale, self.v.detach(), grad)
 
     def weights_grad(self, grad: Tensor, index: slice | list[int] = slice(None)) -> Weights:
         """∂y/∂A (these rows) from ∂y/∂O (as autograd gives it for `node`)."""

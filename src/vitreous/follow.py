@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,6 @@ from torch import Tensor
 from vitreous.attention import Attention, fusible, run_of, sum_of, widen
 from vitreous.capture import rows_of
 from vitreous.types import Row
-
-if TYPE_CHECKING:
-    from vitreous.fused import Fused
 
 Rows = slice | list[int]
 Chunks = Iterator[tuple[Rows, Tensor, Tensor]]  # rows, A [B H rows M], A ⊙ ∂y/∂A
@@ -49,23 +45,48 @@ class Summed(Shown):
 
     def __init__(self, chunks: Chunks, layer: Attention, grad: Tensor) -> None:
         super().__init__(chunks)
+        self.layer, self.grad = layer, layer.fold(grad)
         self.rows = slice(None) if layer.only is None else run_of(layer.only)
-        self.of = layer, grad
-
-    @cached_property
-    def sums(self) -> Fused:
-        layer, grad = self.of
-        return layer.fused(grad)
 
     def gained(self, weights: Row) -> Row:
-        return self.sums.gained(weights[:, self.rows]).mean(1)
+        def sums(grad: Tensor, weights: Tensor) -> Tensor:
+            return self.layer.fused(grad).gained(weights[:, self.rows]).mean(1)
+
+        return by_rows(sums, self.grad, weights)
 
     def rolled(self, carried: Row) -> Row:
-        carried = carried.float()
-        share = carried[:, self.rows] / (0.5 + 0.5 * self.sums.mean_rows())
-        stayed = torch.zeros_like(carried)
-        stayed[:, self.rows] = 0.5 * share
-        return stayed + 0.5 * self.sums.mean_columns(share)
+        def sums(grad: Tensor, carried: Tensor) -> Tensor:
+            fused = self.layer.fused(grad)
+            share = carried[:, self.rows] / (0.5 + 0.5 * fused.mean_rows())
+            onward = 0.5 * fused.mean_columns(share)
+            onward[:, self.rows] += 0.5 * share
+            return onward
+
+        return by_rows(sums, self.grad, carried.float())
+
+
+class ByRows(torch.autograd.Function):
+    """A function of rows: under `torch.vmap` it is called once, with the rows of all."""
+
+    @staticmethod
+    def forward(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        return run(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """It has no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, run: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, int]:
+        count = info.batch_size
+        whole = [t.expand(count, *t.shape) if axis is None else t.movedim(axis, 0) for t, axis in zip(given, axes[1:])]
+        out = run(*(t.flatten(0, 1) for t in whole))
+        return out.reshape(count, -1, *out.shape[1:]), 0
+
+
+def by_rows(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    out: Tensor = ByRows.apply(run, *given)
+    return out
 
 
 Visitor = Callable[[Shown], None]
@@ -81,10 +102,9 @@ def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = 
     """One factor of a rollout, seen from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
     rows = run_of(rows)
     share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
-    moved = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
-    stayed = torch.zeros_like(carried)
-    stayed[:, rows] = residual * share
-    return stayed + moved
+    onward = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
+    onward[:, rows] += residual * share
+    return onward
 
 
 def pass_by(shown: Shown) -> None:

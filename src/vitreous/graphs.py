@@ -37,7 +37,8 @@ QUIET = {  # methods that never ask the GPU for a number, and the options with w
 }
 USUAL = (0, "vanilla", "total", "logit")  # values of these options
 Made = tuple[Tensor, ...]
-Run = Callable[[Images, Target], Made]
+Targets = tuple[Target, ...]
+Run = Callable[[Images, Targets], Made]
 _replays: ContextVar[Replays | None] = ContextVar("vitreous_replay", default=None)
 
 
@@ -52,13 +53,13 @@ def replay() -> Iterator[None]:
 
 
 class Graph:
-    """One method on one shape."""
+    """One method on one shape, for one or more targets."""
 
-    def __init__(self, run: Run, images: Images, target: Target) -> None:
+    def __init__(self, run: Run, images: Images, targets: Targets) -> None:
         self.images = images.clone()
-        self.index = torch.zeros(len(images), dtype=torch.long, device=images.device)
-        asked = Numbered(self.index) if isinstance(target, Class) else target
-        self.put(images, target)
+        self.index = torch.zeros(len(targets), len(images), dtype=torch.long, device=images.device)
+        asked = tuple(Numbered(row) if isinstance(one, Class) else one for one, row in zip(targets, self.index))
+        self.put(images, targets)
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -68,16 +69,24 @@ class Graph:
         with torch.cuda.graph(self.graph):
             self.made = run(self.images, asked)
 
-    def put(self, images: Images, target: Target) -> None:
+    def put(self, images: Images, targets: Targets) -> None:
         self.images.copy_(images, non_blocking=True)
-        if isinstance(target, Class):
-            numbers = target.index if isinstance(target.index, tuple) else (target.index,) * len(images)
+        if any(isinstance(one, Class) for one in targets):
+            numbers = [numbers_of(one, len(images)) for one in targets]
             self.index.copy_(torch.tensor(numbers).pin_memory(), non_blocking=True)
 
-    def __call__(self, images: Images, target: Target) -> Made:
-        self.put(images, target)
+    def __call__(self, images: Images, targets: Targets) -> Made:
+        self.put(images, targets)
         self.graph.replay()
         return tuple(made.clone() for made in self.made)
+
+
+def numbers_of(target: Target, images: int) -> list[int]:
+    """The class of each image; zeros where no class is named."""
+    if not isinstance(target, Class):
+        return [0] * images
+    index = target.index if isinstance(target.index, tuple) else (target.index,)
+    return [number for number in index for _ in range(images // len(index))]
 
 
 class Replays:
@@ -86,30 +95,30 @@ class Replays:
     def __init__(self) -> None:
         self.graphs: dict[Any, Graph | None] = {}  # None: seen once
 
-    def __call__(self, key: Any, run: Run, images: Images, target: Target) -> Made:
+    def __call__(self, key: Any, run: Run, images: Images, targets: Targets) -> Made:
         if key not in self.graphs:
             self.graphs[key] = None
-            return run(images, target)
+            return run(images, targets)
         graph = self.graphs[key]
         if graph is None:
-            graph = self.graphs[key] = Graph(run, images, target)
-        return graph(images, target)
+            graph = self.graphs[key] = Graph(run, images, targets)
+        return graph(images, targets)
 
 
-def replays(method: str, values: dict[str, Any], images: Images, target: Target) -> Replays | None:
+def replays(method: str, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
     """The graphs to use for this, where it may be replayed."""
     found = _replays.get()
     usual = method in QUIET and not any(values.get(name) not in USUAL for name in QUIET[method])
-    asked = isinstance(target, Class | Top)
+    asked = all(isinstance(target, Class | Top) for target in targets)
     return found if usual and asked and images.is_cuda else None
 
 
-def key_of(method: str, values: dict[str, Any], model: Model, images: Images, target: Target) -> Any:
+def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:
     """What must be the same for a graph to be used: also where the weights are."""
-    kind = target if isinstance(target, Top) else Class
+    kinds = tuple(target if isinstance(target, Top) else Class for target in targets)
     places = tuple([t.data_ptr() for held in holders(model.module) for t in held.values() if t is not None])
     amp = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    return method, repr(sorted(values.items())), id(model), tuple(images.shape), images.dtype, kind, amp, places
+    return method, repr(sorted(values.items())), id(model), tuple(images.shape), images.dtype, kinds, amp, places
 
 
 _holders: WeakKeyDictionary[nn.Module, list[Mapping[str, Tensor | None]]] = WeakKeyDictionary()

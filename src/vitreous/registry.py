@@ -121,6 +121,11 @@ class Method(Declared):
     tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
     alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
     level: bool = False  # are its values scores, of which only the differences mean something?
+    several: bool | Callable[[Mapping[str, Any]], bool] = False  # can many targets share its way back (several.py)?
+
+    def takes_several(self, options: Mapping[str, Any]) -> bool:
+        """With these options, can the maps of many targets be found together?"""
+        return self.several(options) if callable(self.several) else self.several
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Do these options give a map with evidence for and against?"""
@@ -237,6 +242,7 @@ def method(
     tokens: bool = False,
     alone: bool = False,
     level: bool = False,
+    several: bool | Callable[[Mapping[str, Any]], bool] = False,
     family: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(trace, target, *, options) -> map` as a method."""
@@ -244,7 +250,8 @@ def method(
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run, "method", ("trace", "target"))
         folder = family or folder_of(run)
-        METHODS.add(Method(run.__name__, folder, cite, run, signed, targeted, attention, tokens, alone, level))
+        traits = (signed, targeted, attention, tokens, alone, level, several)
+        METHODS.add(Method(run.__name__, folder, cite, run, *traits))
         return run
 
     return declare

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from vitreous.api import attribute, images_at_once
+from vitreous.api import attribute_all, images_at_once
 from vitreous.attribution import Attribution, Views, plain, save_arrays
 from vitreous.cli.options import Settings, pick_methods
 from vitreous.cli.results import (
@@ -94,27 +95,22 @@ def make_plan(methods: str, settings: Settings, out: Path, cells: bool) -> Plan:
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
     """Targets × methods; a method that knows no target appears in the first row only."""
     trace.record(whole=True)  # the figure shows the best classes, so the run goes to its end
-    grid: Grid = []
-    for number, target in enumerate(targets or [None]):
-        row: list[Attribution | None] = []
-        for one in plan.methods:
-            asked = one.targeted or number == 0
-            row.append(attempt(trace, one, target if one.targeted else None, plan, views, summary) if asked else None)
-        grid.append(row)
-    return grid if any(m.targeted for m in plan.methods) else grid[:1]
+    columns = [attempt(trace, one, targets if one.targeted else None, plan, views, summary) for one in plan.methods]
+    return [list(row) for row in zip_longest(*columns)]
 
 
 def attempt(
-    trace: Trace, one: Method, target: str | None, plan: Plan, views: Views, summary: Summary
-) -> Attribution | None:
-    """One method's maps; where all were asked for, one that cannot work here leaves a note."""
+    trace: Trace, one: Method, targets: list[str] | None, plan: Plan, views: Views, summary: Summary
+) -> Sequence[Attribution | None]:
+    """One method's maps for each target; where all were asked for, one that cannot work here leaves a note."""
+    asked: list[Any] = [None] if targets is None else targets
     try:
-        made = attribute(trace, one, target, plan.values[one.name], views)
+        made = attribute_all(trace, one, asked, plan.values[one.name], views)
     except (Unsupported, TargetError) as error:
-        if not plan.everything or (isinstance(error, TargetError) and target is not None):
+        if not plan.everything or (isinstance(error, TargetError) and targets is not None):
             raise
         summary.notes[f"without {one.name}: {error}"] = None
-        return None
+        return [None] * len(asked)
     summary.methods[one.name] = None
     return made
 

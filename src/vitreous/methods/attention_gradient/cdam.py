@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +18,11 @@ from vitreous.types import Map
 COPIES = 128  # images times noisy copies in one pass of the last block
 
 
-@method(cite="brocki2023class", targeted=True, signed=True, tokens=True)
+def is_vanilla(options: Mapping[str, Any]) -> bool:
+    return bool(options["variant"] == "vanilla")
+
+
+@method(cite="brocki2023class", targeted=True, signed=True, tokens=True, several=is_vanilla)
 def cdam(
     trace: Trace,
     target: Target,
@@ -125,8 +130,9 @@ def keys_grad(layer: Attention, dout: Tensor) -> tuple[Tensor, Tensor]:
     if layer.given is not None:
         if layer.keys is None:
             raise Unsupported(f"cdam.split=key cannot find the keys of {layer.name}; use split=value")
-        dweights = torch.zeros_like(layer.given)
-        dweights[:, :, layer.only or slice(None)] = layer.weights_grad(dout).to(layer.given.dtype)
+        found = layer.weights_grad(dout).to(layer.given.dtype)
+        dweights = found.new_zeros(layer.given.shape)
+        dweights[:, :, layer.only or slice(None)] = found
         (dkeys,) = torch.autograd.grad([layer.given], [layer.keys], [dweights], retain_graph=True)
         return layer.keys, dkeys
     assert layer.q is not None and layer.k is not None

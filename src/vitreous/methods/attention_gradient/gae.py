@@ -13,7 +13,7 @@ from vitreous.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="chefer2021generic", targeted=True, attention=True)
+@method(cite="chefer2021generic", targeted=True, attention=True, several=True)
 def gae(
     trace: Trace,
     target: Target,

@@ -12,7 +12,7 @@ from vitreous.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="gildenblat2020exploring", targeted=True, attention=True)
+@method(cite="gildenblat2020exploring", targeted=True, attention=True, several=True)
 def grad_rollout(
     trace: Trace,
     target: Target,
@@ -35,9 +35,10 @@ def grad_rollout(
         nonlocal carried, left
         left -= 1
         if discard > 0:
-            whole = carried.new_zeros(len(carried), carried.shape[1], carried.shape[1])
-            for rows, _, product in layer.chunks:
-                whole[:, rows] = product.mean(1).clamp_min_(0).to(whole)
+            means = [(rows, product.mean(1).clamp_min_(0)) for rows, _, product in layer.chunks]
+            whole = means[0][1].new_zeros(len(carried), carried.shape[1], carried.shape[1])
+            for rows, part in means:
+                whole[:, rows] = part
             onward = step(carried.to(whole), trim(whole, discard, ()), 0.5)
         else:
             onward = layer.rolled(carried)

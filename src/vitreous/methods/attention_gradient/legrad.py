@@ -9,7 +9,7 @@ from torch import Tensor
 from vitreous.attention import sum_of
 from vitreous.registry import method
 from vitreous.target import Target, fix
-from vitreous.trace import Trace, first_rows, gradients, score_of
+from vitreous.trace import Record, Trace, first_rows, gradients, score_of
 from vitreous.types import Map
 
 
@@ -35,9 +35,13 @@ def legrad(
         alike = [t.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", read.to(t), t) for t in tokens]
         return torch.cat([one[:, None].expand_as(t) for one, t in zip(alike, tokens)])
 
-    leaf = trace.images.detach().clone().requires_grad_()
-    record = trace.run(leaf, grad=True, extend=pooled)
-    trace.kept("legrad", lambda: (first_rows(record, count), None))  # what it says of the images themselves
+    def run() -> tuple[Record, Record]:
+        """What it says of the images themselves, and of every layer."""
+        leaf = trace.images.detach().clone().requires_grad_()
+        whole = trace.run(leaf, grad=True, extend=pooled)
+        return first_rows(whole, count), whole
+
+    record: Record = trace.kept(f"legrad, {pool}", run)[1]
     fixed = fix(target, trace.output)
     scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
     grads = gradients(scores, [layer.node for layer in record.layers])

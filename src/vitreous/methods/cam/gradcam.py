@@ -11,7 +11,7 @@ from vitreous.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="selvaraju2017grad", targeted=True, signed=True, tokens=True)
+@method(cite="selvaraju2017grad", targeted=True, signed=True, tokens=True, several=True)
 def gradcam(
     trace: Trace,
     target: Target,

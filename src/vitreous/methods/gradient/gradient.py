@@ -11,7 +11,7 @@ from vitreous.trace import Trace, gradients
 from vitreous.types import Map
 
 
-@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign)
+@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True)
 def gradient(
     trace: Trace,
     target: Target,

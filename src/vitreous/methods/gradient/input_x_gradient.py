@@ -6,7 +6,7 @@ from vitreous.trace import Trace, gradients
 from vitreous.types import Map
 
 
-@method(cite="shrikumar2017learning", targeted=True, signed=True)
+@method(cite="shrikumar2017learning", targeted=True, signed=True, several=True)
 def input_x_gradient(trace: Trace, target: Target) -> Map:
     """The gradient times the (normalised) pixel it belongs to.
 

@@ -12,7 +12,7 @@ from vitreous.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="achtibat2024attnlrp", targeted=True, signed=True)
+@method(cite="achtibat2024attnlrp", targeted=True, signed=True, several=True)
 def attn_lrp(
     trace: Trace,
     target: Target,

@@ -12,7 +12,7 @@ from vitreous.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="ali2022xai", targeted=True, signed=True)
+@method(cite="ali2022xai", targeted=True, signed=True, several=True)
 def cp_lrp(
     trace: Trace,
     target: Target,
