@@ -409,6 +409,7 @@ def test_several_targets_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Model, "run", lambda self, images: runs.append(len(images)) or plain(self, images))
     for method in ("cdam", "gradcam", "gae", "grad_rollout", "gradient", "input_x_gradient"):
         trace = Trace(model, zoo.images("timm ViT"))
+        trace.unseen()  # what is found out once for a model
         runs.clear()
         maps = [vitreous.explain(model, trace, method, target).map for target in (0, 1, "top-1", "2-3")]
         assert len(runs) == 1, method
@@ -447,8 +448,8 @@ def test_a_trace_frees_its_memory_at_once() -> None:
             vitreous.explain(model, trace, method, 1)
             nodes = [weakref.ref(layer.node) for layer in trace.record().layers]
             nodes += [weakref.ref(run.entry) for run in trace._cuts.values()]
-            if trace._followed is not None:
-                nodes += [weakref.ref(layer.node) for layer in trace._followed[0].layers]
+            nodes += [weakref.ref(layer.node) for run, _ in trace._followed.values() for layer in run.layers]
+            nodes += [weakref.ref(run.output) for run, _ in trace._followed.values()]
             del trace
             assert all(node() is None for node in nodes), method
     finally:
@@ -459,10 +460,10 @@ def test_only_the_last_block_is_differentiated_for_cdam_and_gradcam() -> None:
     trace = Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))
     for method in ("cdam", "gradcam"):
         vitreous.explain(trace.model, trace, method, 1)
-    assert trace._record is None and list(trace._cuts) == [2]
-    run = trace._cuts[2]
-    assert len(run.layers) == 1 and run.layers[0].name == "blocks.2.attn"
-    assert not run.images.requires_grad and run.entry.grad_fn is None
+    assert trace._record is None and list(trace._cuts) == [(2, False)]
+    for run in (trace._cuts[2, False], trace.cut()):
+        assert not run.images.requires_grad and run.entry.grad_fn is None
+    assert [layer.name for layer in trace.cut().layers] == ["blocks.2.attn"]
 
 
 def test_a_gpu_with_too_little_memory_gets_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:

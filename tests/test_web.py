@@ -1045,7 +1045,7 @@ def test_a_trace_too_large_to_keep_still_answers() -> None:
 def test_gradients_are_not_kept(client: TestClient, engine: Engine) -> None:
     made(client, "gae", target="dog")
     trace = engine.traces.get(("timm-ViT", CAT))
-    assert trace is not None and not trace._cuts and trace._followed is None and not trace._kept
+    assert trace is not None and not trace._cuts and not trace._followed and not trace._kept
     assert not trace.record().images.requires_grad
 
 

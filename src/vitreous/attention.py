@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FUSED = (torch.float16, torch.bfloat16)  # of float32, tensor cores keep too few digits
 WIDEST = 128  # of a head
 ROWS = 512  # how many rows of A are formed at a time where all are read
+CACHE = 2**20  # bytes of A at a time, on a CPU
 
 
 def same(t: Tensor) -> Tensor:
@@ -87,6 +88,15 @@ class Attention:
             return
         for index in self.spans():
             yield index, self.rows(index)
+
+    def pieces(self) -> Iterator[tuple[slice, Attention]]:
+        """Some images at a time, so that their A stays in a CPU's cache; without O."""
+        b, h, n, m = self.shape
+        size = b if self.v.is_cuda else max(1, CACHE // (4 * h * min(n, ROWS) * m))
+        for images in [slice(start, start + size) for start in range(0, b, size)]:
+            q, k, given = (None if t is None else t[images] for t in (self.q, self.k, self.given))
+            bias = self.bias if self.bias is None or len(self.bias) == 1 else self.bias[images]
+            yield images, Attention(self.name, self.door, self.node, self.v[images], q, k, self.scale, bias, given)
 
     def spans(self) -> list[slice]:
         """All rows of A, `ROWS` at a time."""

@@ -205,7 +205,8 @@ class Capture(TorchFunctionMode):
         self._calls += 1
         self._recent.clear()
         heads, width = query.shape[1], query.shape[-1]
-        return tail.folded(heads, width, width**-0.5 if scale is None else scale)
+        show = None if self.follower is None else self.follower.show
+        return tail.folded(heads, width, width**-0.5 if scale is None else scale, show)
 
     def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's own function, run over globals in which its attention is the watched one."""

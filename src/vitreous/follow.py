@@ -7,7 +7,7 @@ on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from vitreous.attention import Attention, fusible, run_of, sum_of, widen
 from vitreous.capture import rows_of
-from vitreous.types import Row
+from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
-Chunks = Iterator[tuple[Rows, Tensor, Tensor]]  # rows, A [B H rows M], A ⊙ ∂y/∂A
+Chunks = Iterator[tuple[slice, Rows, Tensor, Tensor]]  # images, rows, A [b H n M], A ⊙ ∂y/∂A
 
 
 class Shown:
@@ -32,12 +32,13 @@ class Shown:
     def gained(self, weights: Row) -> Row:
         """Σᵢ wᵢ·mean_h (Aᵢⱼ·∂y/∂Aᵢⱼ)⁺."""
         row = weights[:, None, None]  # [B 1 1 N]
-        return sum_of((row[..., run_of(rows)].to(p) @ p.clamp_min(0)).mean((1, 2)) for rows, _, p in self.chunks)
+        parts = ((i, (row[i][..., run_of(n)].to(p) @ p.clamp_min(0)).mean((1, 2))) for i, n, _, p in self.chunks)
+        return joined(parts)
 
     def rolled(self, carried: Row) -> Row:
         """One factor of a rollout over (mean_h A ⊙ ∂y/∂A)⁺."""
-        means = ((rows, product.mean(1).clamp_min_(0)) for rows, _, product in self.chunks)
-        return sum_of(step(carried.to(part), part, 0.5, rows) for rows, part in means)
+        means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
+        return joined((i, step(carried[i].to(mean), mean, 0.5, rows)) for i, rows, mean in means)
 
 
 class Summed(Shown):
@@ -94,7 +95,8 @@ Visitor = Callable[[Shown], None]
 
 def shown(layer: Attention, grad: Tensor) -> Shown:
     """A layer and ∂y/∂O, as autograd gives it."""
-    chunks = ((rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
+    every = slice(None)
+    chunks = ((every, rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
     return Summed(chunks, layer, grad) if layer.fusible else Shown(chunks)
 
 
@@ -105,6 +107,15 @@ def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = 
     onward = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
     onward[:, rows] += residual * share
     return onward
+
+
+def joined(parts: Iterable[tuple[slice, Tensor]]) -> Tensor:
+    """Parts of the same images summed, then one image after the other."""
+    by_images: dict[int | None, Tensor] = {}
+    for images, part in parts:
+        known = by_images.get(images.start)
+        by_images[images.start] = part if known is None else known + part
+    return next(iter(by_images.values())) if len(by_images) == 1 else torch.cat(list(by_images.values()))
 
 
 def pass_by(shown: Shown) -> None:
@@ -138,6 +149,10 @@ class Follower:
         out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, self.seen == 1)
         return out
 
+    def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
+        """A layer whose keys and values were not formed (tail.py)."""
+        self.visitor(Shown(iter([(slice(None), rows, a, grad.mul_(a))])))
+
 
 class Followed(torch.autograd.Function):
     """sdpa whose backward is watched."""
@@ -164,27 +179,34 @@ class Followed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         *saved, out = ctx.saved_tensors
         q, k, v, dout = (widen(t).contiguous() for t in (*saved, *grads))
-        sums = Sums(q * ctx.scale, k, (widen(out) * dout).sum(-1, keepdim=True))
+        scaled = q * ctx.scale
+        inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
+        found: list[tuple[Tensor, ...]] = []  # ∂y/∂Q, ∂y/∂K and ∂y/∂V of some images
 
         def chunks() -> Chunks:
-            for rows, a in Attention("", "", out, v, sums.q, k, 1.0, ctx.bias).chunks():
-                product = (dout[:, :, rows] @ v.mT).mul_(a)
-                yield (rows if ctx.only is None else ctx.only[rows]), a, product
+            for images, part in Attention("", "", out, v, scaled, k, 1.0, ctx.bias).pieces():
+                sums = Sums(scaled[images], k[images], inner[images])
+                for rows, a in part.chunks():
+                    along = dout[images, :, rows]
+                    product = (along @ part.v.mT).mul_(a)
+                    yield images, (rows if ctx.only is None else ctx.only[rows]), a, product
+                    if not ctx.end:
+                        sums.add(rows, a, product, along)
                 if not ctx.end:
-                    sums.add(rows, a, product, dout[:, :, rows])
+                    found.append(sums.result(ctx.scale))
 
         ctx.follower.visitor(Shown(chunks()))
         if ctx.end:
             return (None,) * 9
-        found = (torch.cat(sums.dq, 2).mul_(ctx.scale), total(sums.dk), total(sums.dv))
-        return (*(d.to(t.dtype) for d, t in zip(found, saved)), None, None, None, None, None, None)
+        whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
+        return (*(d.to(t.dtype) for d, t in zip(whole, saved)), None, None, None, None, None, None)
 
 
 class Sums:
     """∂y/∂Q, ∂y/∂K and ∂y/∂V, gathered by rows of A."""
 
     def __init__(self, q: Tensor, k: Tensor, inner: Tensor) -> None:
-        self.q, self.k, self.inner = q, k, inner  # inner: Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
+        self.q, self.k, self.inner = q, k, inner
         self.dq: list[Tensor] = []
         self.dk: list[Tensor] = []
         self.dv: list[Tensor] = []
@@ -195,6 +217,5 @@ class Sums:
         self.dk.append(dscores.mT @ self.q[:, :, rows])
         self.dv.append(a.mT @ dout)
 
-
-def total(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    def result(self, scale: float) -> tuple[Tensor, ...]:
+        return torch.cat(self.dq, 2).mul_(scale), sum_of(self.dk), sum_of(self.dv)

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.attention import run_of, widen
 from vitreous.errors import ModelError, Unsupported
-from vitreous.types import Heads, Tokens
+from vitreous.types import Heads, Tokens, Weights
 
 if TYPE_CHECKING:
     from vitreous.trace import Trace
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Known = WeakKeyDictionary[nn.Module, dict[Any, T]]
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias
+Show = Callable[[list[int], Tensor, Tensor], None]  # takes the tokens that are read, their A and ∂y/∂A
 _tails: Known[bool] = WeakKeyDictionary()
 _folds: Known["Fold | None"] = WeakKeyDictionary()
 
@@ -138,8 +139,8 @@ class Tail(ExitStack):
             raise Reached
         return x.new_empty(*x.shape[:-1], len(weight))
 
-    def folded(self, heads: int, width: int, scale: float) -> Heads:
-        """O of the tokens that are read, [B H n d]."""
+    def folded(self, heads: int, width: int, scale: float, show: Show | None) -> Heads:
+        """O of the tokens that are read, [B H n d]; a backward pass shows A and ∂y/∂A."""
         assert self.fold is not None and self.x is not None
         x = self.x.movedim(self.fold.axis, 0)  # [B N D]
         (wq, bq), (wk, _), (wv, bv) = self.fold.parts(self.linears, heads * width)
@@ -149,7 +150,22 @@ class Tail(ExitStack):
         a = (asked.flatten(1, 2) @ x.mT).softmax(-1)  # [B H·n N]
         seen = (a @ x).view(b, heads, n, -1)
         out = torch.einsum("bhne,hde->bhnd", seen, wv.view(heads, width, -1))
-        return out if bv is None else out + bv.view(heads, 1, width)
+        out = out if bv is None else out + bv.view(heads, 1, width)
+        if show is not None:
+            known = a.detach().view(b, heads, n, -1), x.detach(), wv.view(heads, width, -1), bv
+
+            def back(grad: Tensor) -> None:
+                show(self.read, known[0], weights_grad(grad, *known[1:]))
+
+            out.register_hook(back)  # type: ignore[no-untyped-call]
+        return out
+
+
+def weights_grad(grad: Heads, x: Tensor, weight: Tensor, bias: Tensor | None) -> Weights:
+    """∂y/∂A from ∂y/∂O, where V = W·x + b: (∂y/∂O · W) · x + ∂y/∂O · b."""
+    along = torch.einsum("bhnd,hde->bhne", grad, weight)
+    found = (along.flatten(1, 2) @ x.mT).view(*grad.shape[:3], -1)
+    return found if bias is None else found + torch.einsum("bhnd,hd->bhn", grad, bias.view(weight.shape[:2]))[..., None]
 
 
 def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:

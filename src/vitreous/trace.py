@@ -52,7 +52,7 @@ class Trace:
         self.layout = model.layout_at(self.size)
         self._record: Record | None = None
         self._cuts: dict[tuple[int, bool], Record] = {}
-        self._followed: tuple[Record, Follower] | None = None
+        self._followed: dict[bool, tuple[Record, Follower]] = {}
         self._kept: dict[str, tuple[Record, Any]] = {}
         self._sum = later(self.images.sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
@@ -109,8 +109,8 @@ class Trace:
 
     def any_whole(self) -> Record:
         """A run with an output, whichever there is."""
-        followed = self._followed[0] if self._followed is not None else None
-        kept = (self._record, followed, *self._cuts.values(), *(run for run, _ in self._kept.values()))
+        followed = [run for run, _ in self._followed.values()]
+        kept = (self._record, *followed, *self._cuts.values(), *(run for run, _ in self._kept.values()))
         runs = [run for run in kept if run is not None and run.output is not None]
         return runs[0] if runs else self.record(whole=True)
 
@@ -327,23 +327,32 @@ class Trace:
         record = self.record(whole=True, grad=True)
         return gradients(self.score(target, record), [layer.node for layer in record.layers])
 
-    def followed(self) -> tuple[Record, Follower]:
-        """A run whose backward shows A and ∂y/∂A of every layer."""
-        if self._followed is None:
-            follower = Follower(self.layout.tokens)
-            if self.layout.entries:
-                record = self.run(self.images, cut=self.layer_number(0), follower=follower, tail=tails(self))
-            else:  # nowhere to cut: the whole run is differentiated
-                record = self.record(whole=True, grad=True)
-            self._followed = record, follower
-        return self._followed
+    def followed(self, *, seen: bool = True) -> tuple[Record, Follower]:
+        """A run whose backward shows A and ∂y/∂A of every layer; `seen`: it also holds the last layer's attention."""
+        if True in self._followed:
+            return self._followed[True]
+        if seen not in self._followed:
+            fold = None if seen or not self.layout.entries else folds(self)
+            run = self._follow(fold)
+            if fold is not None and not (len(run[0].layers) == self.layout.layers - 1 and is_followed(run[0])):
+                run = self._follow(None)  # not all layers have their own backward
+            self._followed[seen] = run
+        return self._followed[seen]
+
+    def _follow(self, fold: Fold | None) -> tuple[Record, Follower]:
+        follower = Follower(self.layout.tokens)
+        if not self.layout.entries:  # nowhere to cut: the whole run is differentiated
+            return self.record(whole=True, grad=True), follower
+        first = self.layer_number(0)
+        return self.run(self.images, cut=first, follower=follower, tail=tails(self), fold=fold), follower
 
     def follow(self, target: Target, visit: Visitor) -> None:
         """Show A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
-        record, follower = self.followed()
+        record, follower = self.followed(seen=False)
         y = self.score(target, record)
-        if record.entry is not None and all(layer.followed for layer in record.layers):
+        if is_followed(record):
             follower.visitor = visit
+            assert record.entry is not None
             gradients(y, [record.entry])
             return
         for layer, grad in reversed(list(zip(record.layers, gradients(y, [one.node for one in record.layers])))):
@@ -436,6 +445,11 @@ def first_rows(record: Record, count: int) -> Record:
     output = record.output[:count].detach()
     embedding = output if record.embedding is record.output else record.embedding[:count].detach()
     return Record(record.images, (), None, output, embedding)
+
+
+def is_followed(record: Record) -> bool:
+    """Does the backward of all layers show their attention?"""
+    return record.entry is not None and all(layer.followed for layer in record.layers)
 
 
 def score_of(target: Target, record: Record, rows: slice = slice(None)) -> Scores:

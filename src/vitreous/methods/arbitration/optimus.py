@@ -70,19 +70,19 @@ def find_judge(name: str) -> Metric:
 
 def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[str], Float[Tensor, "B C h w"]]:
     """Every map and its name, all from one run."""
+    record, _ = trace.followed()  # the one run that all below is read from
     weighted = Readings(trace)
 
     def visit(layer: Shown) -> None:
-        whole: Tensor | None = None
-        for rows, a, product in layer.chunks:
-            whole = a.new_zeros(len(a), 1, a.shape[3], a.shape[3]) if whole is None else whole
-            whole[:, 0, rows] = product.clamp_min(0).mean(1)
-        assert whole is not None
-        weighted.add(whole)
+        tokens = trace.layout.tokens
+        whole = trace.readout.new_zeros(len(trace), tokens, tokens)
+        for images, rows, _, product in layer.chunks:
+            whole[images, rows] = product.clamp_min(0).mean(1).to(whole)
+        weighted.add(whole[:, None])
 
     trace.follow(target, visit)
     plain = Readings(trace)
-    for layer in reversed(trace.followed()[0].layers):
+    for layer in reversed(record.layers):
         a = layer.weights.detach()
         mean = a.mean(1, keepdim=True)
         plain.add(torch.cat([mean, a], 1) if single_heads else mean)

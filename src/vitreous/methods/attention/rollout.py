@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.attention import Attention
 from vitreous.errors import OptionError
-from vitreous.follow import step
+from vitreous.follow import joined, step
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method
 from vitreous.target import Target
@@ -55,11 +55,12 @@ def check_start(trace: Trace, start_layer: int) -> None:
 
 
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:
-    """`step` over all rows, a few hundred at a time."""
-    total = torch.zeros_like(carried)
-    for rows, a in layer.chunks():
-        total += step(carried, fuse_heads(a, heads), residual, rows)
-    return total
+    """`step` over all rows, a few hundred of a few images at a time."""
+    return joined(
+        (images, step(carried[images], fuse_heads(a, heads), residual, rows))
+        for images, part in layer.pieces()
+        for rows, a in part.chunks()
+    )
 
 
 def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:

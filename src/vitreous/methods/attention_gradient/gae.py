@@ -25,7 +25,7 @@ def gae(
     R ← R + mean_h (∇A ⊙ A)⁺ · R, R₀ = I; ρᵀ(R − I), carried as one row from the last layer to the first
     """
     check_start(trace, start_layer)
-    trace.followed()  # the one run that all below is read from
+    trace.followed(seen=False)  # the one run that all below is read from
     read = trace.readout
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
     left = trace.layout.layers

@@ -27,7 +27,7 @@ def grad_rollout(
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """
     check_start(trace, start_layer)
-    trace.followed()  # the one run that all below is read from
+    trace.followed(seen=False)  # the one run that all below is read from
     carried = trace.readout
     left = trace.layout.layers
 
@@ -35,10 +35,10 @@ def grad_rollout(
         nonlocal carried, left
         left -= 1
         if discard > 0:
-            means = [(rows, product.mean(1).clamp_min_(0)) for rows, _, product in layer.chunks]
-            whole = means[0][1].new_zeros(len(carried), carried.shape[1], carried.shape[1])
-            for rows, part in means:
-                whole[:, rows] = part
+            means = [(images, rows, product.mean(1).clamp_min_(0)) for images, rows, _, product in layer.chunks]
+            whole = means[0][2].new_zeros(len(carried), carried.shape[1], carried.shape[1])
+            for images, rows, part in means:
+                whole[images, rows] = part
             onward = step(carried.to(whole), trim(whole, discard, ()), 0.5)
         else:
             onward = layer.rolled(carried)
