@@ -108,7 +108,10 @@ class Attention:
             rows = slice(None) if tokens is None else run_of(tokens)
             return self.fused(rows=rows).read(weights[:, rows])
         row = weights[:, None, None]  # [B 1 1 N]
-        return sum_of(row[..., run_of(i)] @ a for i, a in self.chunks(tokens))[:, :, 0]
+        if tokens is not None:
+            return (row[..., run_of(tokens)] @ self.rows(tokens))[:, :, 0]
+        parts = [sum_of(row[i][..., n] @ a for n, a in part.chunks()) for i, part in self.pieces()]
+        return torch.cat(parts)[:, :, 0]
 
     @property
     def fusible(self) -> bool:
