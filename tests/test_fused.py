@@ -14,7 +14,7 @@ import zoo
 from conftest import off
 
 import vitreous
-from vitreous import attention, follow
+from vitreous import attention, follow, several
 
 pytest.importorskip("triton")
 if torch.cuda.is_available():
@@ -60,6 +60,17 @@ def test_tensors_in_any_order_of_memory() -> None:
     assert torch.equal(Fused(qkv[0], qkv[1], 0.25).read(weights), apart)
 
 
+def test_rows_of_several_targets_share_the_images() -> None:
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 1, 20, 16, generator=random) for _ in range(3))
+    grads, weights = torch.randn(3, 2, 1, 20, 16, generator=random), torch.rand(3, 2, 20, generator=random)
+    sums, rows = Fused(q, k, 0.3, v, grads.flatten(0, 1)), weights.flatten(0, 1)
+    alone = [Fused(q, k, 0.3, v, grad) for grad in grads]
+    assert torch.equal(sums.gained(rows), torch.cat([one.gained(w) for one, w in zip(alone, weights)]))
+    assert torch.equal(sums.mean_rows(), torch.cat([one.mean_rows() for one in alone]))
+    assert torch.equal(sums.mean_columns(rows), torch.cat([one.mean_columns(w) for one, w in zip(alone, weights)]))
+
+
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout"])
 @pytest.mark.parametrize("name", ["timm ViT", "timm SigLIP", "torchvision ViT", "timm BEiT", "HF ViT eager"])
 def test_methods_with_kernels_and_without(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +83,7 @@ def test_methods_with_kernels_and_without(name: str, method: str, monkeypatch: p
     monkeypatch.setattr(follow, "fusible", lambda q: True)
     assert off(vitreous.explain(model, images, method, aim).map, plain) < 1e-5
     assert bool(used) == (name in ("timm ViT", "timm SigLIP", "torchvision ViT"))
+    if aim is not None:
+        monkeypatch.setattr(several, "one_by_one", None)
+        both = vitreous.explain_targets(model, images, method, [2, 1])
+        assert off(both[1].map, plain) < 1e-5

@@ -9,10 +9,10 @@ import torch
 import zoo
 
 import vitreous
-from vitreous import Model
-from vitreous.graphs import QUIET, key_of, replays
+from vitreous import Model, graphs
+from vitreous.graphs import QUIET, key_of, numbers_of, replays
 from vitreous.registry import METHODS
-from vitreous.target import Class, Contrast, Numbered, Top
+from vitreous.target import Class, Contrast, Numbered, Target, Top
 
 
 def test_without_cuda_nothing_is_replayed() -> None:
@@ -42,6 +42,8 @@ def test_what_may_be_replayed() -> None:
         assert replays("gae", {}, images, Contrast(Class(1), Class(2))) is None
         assert replays("token_ablation", METHODS["token_ablation"].check({}), images, Class(1)) is not None
         assert replays("occlusion", {}, images, Class(1)) is None
+        assert replays("gae", {}, images, Class(1), Top(2)) is not None
+        assert replays("gae", {}, images, Class(1), Contrast(Class(1), Class(2))) is None
     assert set(QUIET) <= set(METHODS)
 
 
@@ -50,18 +52,25 @@ def test_numbers_on_the_device_mean_the_same_classes() -> None:
     asked = Numbered(torch.tensor([4, 0, 6]))
     assert torch.equal(asked(output, output), Class((4, 0, 6))(output, output))
     assert torch.equal(Numbered(torch.tensor([4]))(output, output), Class(4)(output, output))
+    assert [numbers_of(one, 3) for one in (Class(5), Class((4, 0, 6)), Class((2,)), Top(1))] == [
+        [5, 5, 5],
+        [4, 0, 6],
+        [2, 2, 2],
+        [0, 0, 0],
+    ]
 
 
 def test_a_graph_belongs_to_the_tensors_of_a_network() -> None:
     net = copy.deepcopy(zoo.network("timm ViT"))
     model, images = Model(net), zoo.images("timm ViT")
 
-    def key(target: object = Class(1)) -> object:
-        return key_of("gae", {}, model, images, target)  # type: ignore[arg-type]
+    def key(*targets: Target) -> object:
+        return key_of("gae", {}, model, images, *(targets or (Class(1),)))
 
     first = key()
     assert key(Class((2, 3, 4))) == first, "numbers of classes are put in"
     assert key(Top(1)) != first and key(Top(2)) != key(Top(1))
+    assert key(Class(1), Class(2)) != first and key(Class(1), Top(2)) == key(Class(3), Top(2))
     with torch.no_grad():
         net.head.weight.mul_(2)
     assert key() == first, "weights may change in place"
@@ -83,3 +92,27 @@ def test_replayed_maps_are_those_of_plain_runs(method: str) -> None:
     for one, other in zip(again, plain):
         assert torch.allclose(one.map, other.map, rtol=1e-4, atol=1e-6)
         assert one.target == other.target
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", [name for name in QUIET if METHODS[name].several])
+def test_several_targets_are_one_replay(method: str, dtype: torch.dtype) -> None:
+    model = Model(copy.deepcopy(zoo.network("timm ViT")).to("cuda", dtype))
+    images, others = (torch.randn(3, 3, 64, 64, device="cuda", dtype=dtype) for _ in range(2))
+    asked = [[1, 2, 3], "top-2", 5]
+    plain = [vitreous.explain(model, others, method, target) for target in asked]
+    near = 1e-4 if dtype == torch.float32 else 5e-2
+    for together in (vitreous.explain_targets(model, others, method, asked), replayed(model, images, others, method)):
+        for one, other in zip(together, plain):
+            assert (one.map - other.map).abs().max() <= near * other.map.abs().max()
+            assert one.target == other.target
+
+
+def replayed(model: Model, images: torch.Tensor, others: torch.Tensor, method: str) -> list[vitreous.Attribution]:
+    with vitreous.replay():
+        for _ in range(3):
+            vitreous.explain_targets(model, images, method, [0, "top-2", [4, 5, 6]])
+        found = graphs._replays.get()
+        assert found is not None and len(found.graphs) == 1
+        return vitreous.explain_targets(model, others, method, [[1, 2, 3], "top-2", 5])

@@ -13,7 +13,8 @@ import vitreous
 from vitreous.cli.main import app
 
 GROUPS = {
-    "Load, explain, measure": ("load", "Model", "explain", "Attribution", "evaluate", "Score", "advise", "Advice"),
+    "Load and explain": ("load", "Model", "explain", "explain_targets", "Attribution"),
+    "Measure": ("evaluate", "Score", "advise", "Advice"),
     "Look inside": ("inspect", "maximize", "Maximized", "cass", "Trace", "Layout"),
     "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),

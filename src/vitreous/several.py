@@ -22,7 +22,7 @@ from vitreous.target import Target
 from vitreous.trace import Trace, gradients
 from vitreous.types import Output, Scores
 
-ROWS = {"cpu": 8, "cuda": 256}  # images times targets at a time: with more, a CPU's caches overflow
+ROWS = {"cpu": 6, "cuda": 256}  # images times targets at a time: with more, a CPU's caches overflow
 LOOPS = "There is a performance drop because we have not yet implemented the batching rule"  # attention's own kernels
 
 Run = Callable[[Target], Any]  # a method on one trace
