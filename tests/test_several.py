@@ -106,7 +106,29 @@ def test_one_way_back_for_all(together: None, monkeypatch: pytest.MonkeyPatch) -
     backward, shown = Followed.backward, []
     monkeypatch.setattr(Followed, "backward", lambda ctx, *grads: shown.append(ctx) or backward(ctx, *grads))
     vitreous.explain_targets(zoo.model("timm ViT"), zoo.images("timm ViT"), "gae", [0, 1, 2, 3])
-    assert len(shown) == 3, "once for each layer"
+    assert len(shown) == 2, "once for each layer but the last, which shows itself"
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("token_ablation", {}), ("occlusion", {"of": "probability"}), ("rise", {"masks": 5}), ("vit_cx", {})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_variants_run_once_for_all(method: str, options: dict[str, Any]) -> None:
+    """Other options of the same trace are other variants."""
+    model, images = zoo.model("timm ViT"), zoo.images("timm ViT", 2)
+    asked = [0, [1, 2], "top-1"]
+    alone = [vitreous.explain(model, images, method, target, **options) for target in asked]
+    with counting.counted_runs() as once:
+        vitreous.explain(model, images, method, 0, **options)
+    with counting.counted_runs() as runs:
+        check(vitreous.explain_targets(model, images, method, asked, **options), alone)
+    assert runs == once
+    trace = Trace(model, images)
+    others = {"rise": {"masks": 5, "seed": 1}, "occlusion": {"window": 2}, "vit_cx": {"noise": 0.3}}.get(method, {})
+    vitreous.explain(model, trace, method, 0, **options)
+    again = vitreous.explain(model, trace, method, 0, **others)
+    assert off(again.map, vitreous.explain(model, images, method, 0, **others).map) < 1e-5
 
 
 @pytest.mark.parametrize("method", ["cdam", "gae", "attn_lrp"])

@@ -6,7 +6,8 @@ each image and each cover, not for each variant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,11 +29,21 @@ _local: Known[bool] = WeakKeyDictionary()  # can tokens be exchanged in place of
 
 
 def scores_hidden(
-    trace: Trace, target: Target, rows: Sequence[int], hidden: Hidden, cover: Images, what: str | None = None
+    trace: Trace,
+    target: Target,
+    rows: Sequence[int],
+    hidden: Hidden,
+    cover: Images,
+    what: str | None = None,
+    key: Hashable | None = None,
 ) -> VariantScores:
     """The score of image `rows[i]` with the patches `hidden[i]` taken from its cover; the target is fixed."""
-    hide = hide_tokens(trace, cover) if known(trace, _local, is_local) else hide_pixels(trace, cover)
-    return scores_each(trace, target, rows, lambda part: hide(rows[part], hidden[part]), what)
+
+    @cache
+    def hide() -> Hide:
+        return hide_tokens(trace, cover) if known(trace, _local, is_local) else hide_pixels(trace, cover)
+
+    return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key)
 
 
 # ------------------------------------------------------------------------------------------------ two ways to hide

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,6 +54,7 @@ class Trace:
         self._cuts: dict[tuple[int, bool], Record] = {}
         self._followed: dict[bool, tuple[Record, Follower]] = {}
         self._kept: dict[str, tuple[Record, Any]] = {}
+        self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # outputs and embeddings of variants, for other targets
         self._sum = later(self.images.sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
 
@@ -80,7 +81,7 @@ class Trace:
     @property
     def fresh(self) -> bool:
         """Has nothing been recorded yet?"""
-        return not (self._record or self._cuts or self._followed or self._kept)
+        return not (self._record or self._cuts or self._followed or self._kept or self.ends)
 
     def fork(self) -> Trace:
         """The same recorded run for someone else: what they add (graphs for gradients) goes with them."""

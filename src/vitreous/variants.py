@@ -7,7 +7,7 @@ the last attention only what the head reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -34,17 +34,27 @@ Gone = Bool[Tensor, "V N"]
 Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
 Left = Int[Tensor, "V"]  # the number of the one token that is gone
 Shared = dict[int, Any]  # results that all runs of one image have in common, in their order
+MOST_KEPT = 2**25  # numbers, of the outputs of all variants of a trace
 _works: Known[bool] = WeakKeyDictionary()  # can tokens be left out at all?
 _cuts: Known[bool] = WeakKeyDictionary()  # … by cutting them out of the sequence?
 _leaves: Known[bool] = WeakKeyDictionary()  # … by cutting them out behind the first block?
 
 
-def scores_of(trace: Trace, target: Target, pictures: Callable[[slice], Images], count: int, what: str) -> Scores:
+def scores_of(
+    trace: Trace,
+    target: Target,
+    pictures: Callable[[slice], Images],
+    count: int,
+    what: str,
+    key: Hashable | None = None,
+) -> Scores:
     """The score of each of `count` pictures, for the target of one; `pictures` makes a slice of them."""
-    return scores_each(trace, target, [0] * count, lambda part: lean_run(trace, pictures(part)), what)
+    return scores_each(trace, target, [0] * count, lambda part: lean_run(trace, pictures(part)), what, key=key)
 
 
-def scores_without(trace: Trace, index: int, target: Target, left: Left, what: str) -> Scores:
+def scores_without(
+    trace: Trace, index: int, target: Target, left: Left, what: str, key: Hashable | None = None
+) -> Scores:
     """The score of one image without each of these tokens, for the target of that image."""
     refuse_dropping(trace)
     image, leave = trace.images[index : index + 1], known(trace, _leaves, can_leave)
@@ -55,7 +65,7 @@ def scores_without(trace: Trace, index: int, target: Target, left: Left, what: s
             return run_leaving(trace, image, left[part], shared)
         return run_without(trace, image, one_gone(trace, left[part]))
 
-    return scores_each(trace, target, [0] * len(left), run, what)
+    return scores_each(trace, target, [0] * len(left), run, what, key=key)
 
 
 def scores_keeping(
@@ -83,12 +93,27 @@ def scores_each(
     run: Callable[[slice], Record],
     what: str | None = None,
     share: float = 1.0,
+    key: Hashable | None = None,
 ) -> VariantScores:
-    """Scores of slices of variants, variant i of image `rows[i]`; each takes this share of an image's memory."""
+    """Scores of slices of variants, variant i of image `rows[i]`; each takes this share of an image's memory.
+
+    `key`: these variants are always the same for this key and trace, so that other targets need not run them again.
+    """
     size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
-    return torch.cat(
-        in_batches(lambda part: trace.score(of_rows(target, rows[part]), run(part)).detach(), len(rows), size, what)
-    )
+    if key is None or len(rows) * (trace.model.outputs or 0) > MOST_KEPT:
+        return torch.cat(
+            in_batches(lambda part: trace.score(of_rows(target, rows[part]), run(part)).detach(), len(rows), size, what)
+        )
+    if key not in trace.ends:
+        parts = in_batches(lambda part: ends_of(run(part)), len(rows), size, what)
+        trace.ends[key] = tuple(torch.cat(part) for part in zip(*parts))
+    return widen(of_rows(target, rows)(*trace.ends[key]))
+
+
+def ends_of(record: Record) -> tuple[Tensor, Tensor]:
+    """What scores are made of."""
+    assert record.output is not None and record.embedding is not None
+    return record.output.detach(), record.embedding.detach()
 
 
 def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Record:

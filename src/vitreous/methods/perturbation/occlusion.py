@@ -40,7 +40,8 @@ def occlusion(
     windows = all_windows(trace.layout.grid, window, stride).to(trace.images.device)
     count, cover = len(trace), filled(trace, fill)
     rows = [image for image in range(count) for _ in windows]
-    hidden = scores_hidden(trace, fixed, rows, windows.repeat(count, 1, 1), cover, "occlusion")
+    key = "occlusion", window, stride, fill
+    hidden = scores_hidden(trace, fixed, rows, windows.repeat(count, 1, 1), cover, "occlusion", key)
     falls = whole[:, None] - hidden.reshape(count, -1)  # [B V]
     share = windows.flatten(1).to(falls)
     return (falls @ (share / share.sum(0))).reshape(-1, *trace.layout.grid)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated, Literal
 
 import torch
@@ -41,7 +42,8 @@ def rise(
     fixed, _ = scored_as(trace, target, of)
     cover = filled(trace, fill)
     drawn = [draw(stream, masks, cells, keep, trace.size) for stream in trace.generators(seed)]
-    parts = [mean_shown(trace, i, of_image(fixed, i), cover[i : i + 1], *drawn[i]) for i in range(len(trace))]
+    key = "rise", masks, cells, keep, fill, seed
+    parts = [mean_shown(trace, i, of_image(fixed, i), cover[i : i + 1], *drawn[i], key) for i in range(len(trace))]
     return torch.stack(parts)
 
 
@@ -53,7 +55,7 @@ def draw(stream: torch.Generator, masks: int, cells: int, keep: float, size: tup
 
 
 def mean_shown(
-    trace: Trace, index: int, target: Target, cover: Images, visible: Cells, shifts: Shifts
+    trace: Trace, index: int, target: Target, cover: Images, visible: Cells, shifts: Shifts, key: Hashable
 ) -> Float[Tensor, "Y X"]:
     """The weighted mean of one image; masks are made a few at a time, once to be seen and once to be summed."""
     image = widen(trace.images[index : index + 1])
@@ -68,7 +70,7 @@ def mean_shown(
     def pictures(part: slice) -> Images:
         return torch.lerp(cover, image, shown(part)[:, None]).to(trace.images.dtype)
 
-    y = scores_of(trace, target, pictures, len(coarse), "rise")
+    y = scores_of(trace, target, pictures, len(coarse), "rise", (key, index))
 
     def sums(part: slice) -> Float[Tensor, "2 Y X"]:
         seen = shown(part)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from vitreous.registry import method
 from vitreous.target import Target, of_image
@@ -26,5 +27,8 @@ def token_ablation(
     fixed, whole = scored_as(trace, target, of)
     first, count = trace.layout.prefix, trace.layout.patches
     left = torch.arange(first, first + count, device=trace.images.device)
-    falls = [whole[i] - scores_without(trace, i, of_image(fixed, i), left, "token_ablation") for i in range(len(trace))]
-    return torch.stack(falls).reshape(-1, *trace.layout.grid)
+
+    def without(i: int) -> Tensor:
+        return scores_without(trace, i, of_image(fixed, i), left, "token_ablation", ("token_ablation", i))
+
+    return torch.stack([whole[i] - without(i) for i in range(len(trace))]).reshape(-1, *trace.layout.grid)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated
 
 import numpy as np
@@ -49,7 +50,8 @@ def vit_cx(
     for i in range(len(trace)):
         masks = merged(features[i], down, across, threshold)
         hiding = noise * torch.randn(trace.images.shape[1:], generator=streams[i]) if noise else None
-        scores = mask_scores(trace, i, of_image(graded, i), masks, down, across, hiding)
+        key = "vit_cx", i, threshold, noise, seed
+        scores = mask_scores(trace, i, of_image(graded, i), masks, down, across, hiding, key)
         maps.append(mean_mask(masks, scores.to(masks), down, across))
         counts.append(len(masks))
     return Noted(torch.stack(maps).float().to(trace.images.device), {"masks": torch.tensor(counts)})
@@ -97,7 +99,14 @@ def clusters(distance: Float[Tensor, "K K"], threshold: float) -> np.ndarray:
 
 
 def mask_scores(
-    trace: Trace, index: int, target: Target, masks: Coarse, down: Stretch, across: Stretch, hiding: Tensor | None
+    trace: Trace,
+    index: int,
+    target: Target,
+    masks: Coarse,
+    down: Stretch,
+    across: Stretch,
+    hiding: Tensor | None,
+    key: Hashable,
 ) -> Scores:
     """s of every mask of one image; without noise its last two terms cancel."""
     count, image = len(masks), widen(trace.images[index])
@@ -114,8 +123,8 @@ def mask_scores(
     if not count:
         return image.new_zeros(0)
     if hiding is None:
-        return scores_of(trace, target, pictures, count, "vit_cx")
-    p = scores_of(trace, target, pictures, 2 * count, "vit_cx")
+        return scores_of(trace, target, pictures, count, "vit_cx", key)
+    p = scores_of(trace, target, pictures, 2 * count, "vit_cx", key)
     return p[:count] - p[count:] + trace.score(target)[index].detach()
 
 
