@@ -34,7 +34,7 @@ import torch
 from counting import Flops, flops, peak_memory
 from metrics import Setting
 from peers import PEERS, Map, Peer
-from profiling import kept, profiled
+from profiling import kept, profiled, streamed
 from quick import quick
 
 import vitreous
@@ -409,7 +409,11 @@ def main() -> None:
     parser.add_argument("--image", help="a picture to explain; default: noise")
     parser.add_argument("--quick", action="store_true", help="operations and passes against limits: a minute")
     parser.add_argument("--profile", action="store_true", help="where the time of each method goes, on a CPU")
-    parser.add_argument("--memory", action="store_true", help="what gae keeps in memory at up to 60×60 patches")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="memory: what gae keeps at up to 60×60 patches; on a GPU, peaks at 100×100",
+    )
     given = parser.parse_args()
     if given.quick:
         sys.exit(quick())
@@ -421,6 +425,8 @@ def main() -> None:
     ]
     if given.memory:
         print(kept(given.device.split(",")[0]))
+        if "cuda" in given.device:
+            print(f"\n{streamed()}")
     elif given.profile:
         for name, batch, device in combinations:
             model = load(name, given, device)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from counting import flops
+from counting import flops, peak_memory
 from torch.profiler import ProfilerActivity, profile
 
 import vitreous
@@ -98,11 +98,31 @@ def kept(device: str) -> str:
         own = {p.untyped_storage().data_ptr() for p in model.net.parameters()}
         trace = vitreous.Trace(model, torch.randn(1, 3, side * 16, side * 16, device=device))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            trace.followed()  # the run that gae's backward reads
+            trace.followed(seen=False)  # the run that gae's backward reads
         total = sum(size for place, size in held.items() if place not in own)
         tokens = side * side + 1
         quadratic = 2 * 12 * 3 * tokens**2 * 4
         lines.append(
             f"| {tokens} | {total / 2**20:.0f} MiB | {total / tokens / 2**10:.0f} KiB | {quadratic / 2**20:.0f} MiB |"
         )
+    return "\n".join(lines)
+
+
+def streamed() -> str:
+    """Markdown: the most memory on a GPU that methods of attention take for 100×100 patches of a ViT-S."""
+    lines = [
+        "| 10001 tokens, ViT-S | precision | peak | with weights and image | A and ∇A of one layer |",
+        "|---" * 5 + "|",
+    ]
+    for dtype in ("bfloat16", "float32"):
+        model = vitreous.load("vit_small_patch16_224", weights="random", img_size=1600, device="cuda", dtype=dtype)
+        image = torch.randn(1, 3, 1600, 1600, device="cuda", dtype=model.dtype)
+        one = 2 * 6 * 10001**2 * image.element_size()
+        for method in ("attention", "rollout", "gae", "grad_rollout"):
+            vitreous.explain(model, image, method, 0)  # what is found out once for a model
+            before = torch.cuda.memory_allocated()
+            with peak_memory("cuda") as peak:
+                vitreous.explain(model, image, method, 0)
+            cells = " | ".join(f"{size / 10**9:.2f} GB" for size in (peak.bytes, peak.bytes + before, one))
+            lines.append(f"| {method} | {dtype} | {cells} |")
     return "\n".join(lines)
