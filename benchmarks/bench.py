@@ -412,7 +412,7 @@ def main() -> None:
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="memory: what gae keeps at up to 60×60 patches; on a GPU, peaks at 100×100",
+        help="what gae keeps; on a GPU, peaks at 100×100 patches",
     )
     given = parser.parse_args()
     if given.quick:
