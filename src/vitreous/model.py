@@ -176,9 +176,18 @@ class Model:
         lock = _LOCKS.setdefault(self.module, threading.RLock())
         with lock, ExitStack() as stack:
             names, compiled, hooked = {}, self.net is not self.module, False
-            for name, module in self.module.named_modules():
+            left = [("", self.module)]
+            while left:
+                name, module = left.pop()
                 own = module.__dict__  # asked directly: this walk is part of every run
+                if id(module) in names:
+                    continue
                 names[id(module)] = name
+                left += [
+                    (f"{name}.{key}" if name else key, child)
+                    for key, child in own["_modules"].items()
+                    if child is not None
+                ]
                 compiled = compiled or is_compiled(module)
                 hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "_hf_hook" in own)
                 for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched

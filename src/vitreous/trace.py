@@ -296,6 +296,8 @@ class Trace:
 
     def read_layer(self, layer: Attention) -> HeadRows:
         """ρᵀA of every head; no other row of A is formed."""
+        if self.read_tokens is not None and len(self.read_tokens) == 1 and not layer.fusible:
+            return layer.rows(self.read_tokens)[:, :, 0]
         return layer.read(self.readout.to(layer.wide), self.read_tokens)
 
     def map(self, values: Row) -> Map:

@@ -151,11 +151,12 @@ def spelled(func: Any) -> tuple[str, Function, bool]:
 
 def constant(value: Any) -> Any:
     """Parameters carry no signal."""
-    if isinstance(value, nn.Parameter):
-        return value.detach()
-    if type(value) in (list, tuple) and any(isinstance(item, nn.Parameter) for item in value):
-        return type(value)(map(constant, value))
-    return value
+    kind = type(value)
+    if kind is Tensor:  # most are: asked first, for this is part of every function of a run
+        return value
+    if kind in (list, tuple):
+        return kind(map(constant, value))
+    return value.detach() if issubclass(kind, Tensor) and isinstance(value, nn.Parameter) else value
 
 
 def carries(value: Any) -> bool:
