@@ -282,6 +282,8 @@ class Card(torch.Tensor):
 def test_patches_by_a_linear_layer() -> None:
     images, weight, bias = torch.randn(2, 3, 12, 8), torch.randn(5, 3, 4, 2), torch.randn(5)
     assert off(products(images, weight, bias, (4, 2)), F.conv2d(images, weight, bias, (4, 2))) < 1e-6
+    last = images.to(memory_format=torch.channels_last)
+    assert torch.equal(products(last, weight, bias, (4, 2)), products(images, weight, bias, (4, 2)))
     there = images.as_subclass(Card)
     usual: tuple[object, ...] = ((4, 2), (0, 0), (1, 1), 1)
     assert as_products(there, weight, bias, *usual)
