@@ -101,6 +101,7 @@ ROWS = [
     Row("attn_lrp", "attn_lrp", cpu=3.0, cuda=3.5),
     Row("cp_lrp", "cp_lrp"),
     Row("transformer_attribution", "transformer_attribution", cpu=10.0, cuda=10.0),
+    Row("transformer_attribution, single", "transformer_attribution", {"precision": "single"}, cuda=10.0),
     Row("gradient", "gradient"),
     Row("input_x_gradient", "input_x_gradient"),
     Row("legrad", "legrad"),

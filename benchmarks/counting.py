@@ -36,7 +36,7 @@ class Flops(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func._overloadpacket
-        if packet in flop_registry:
+        if packet in flop_registry and args[0] is not None:  # a backward without a gradient does nothing
             self.by[packet.__name__] += flop_registry[packet](*args, **kwargs, out_val=out)
         elif "scaled_dot_product" in packet.__name__ and "backward" not in packet.__name__:
             self.by[packet.__name__] += sdpa_flop_count(*(one.shape for one in args[:3]))

@@ -34,8 +34,9 @@ QUIET = {  # methods that never ask the GPU for a number, and the options with w
     "cp_lrp": (),
     "legrad": (),
     "token_ablation": ("of",),
+    "transformer_attribution": ("precision",),
 }
-USUAL = (0, "vanilla", "total", "logit")  # values of these options
+USUAL = (0, "vanilla", "total", "logit", "single")  # values of these options
 Made = tuple[Tensor, ...]
 Targets = tuple[Target, ...]
 Run = Callable[[Images, Targets], Made]

@@ -2,11 +2,16 @@
 
 linear      z = x⁺w⁺ + x⁻w⁻              R_x = x⁺·(w⁺S) + x⁻·(w⁻S)        S = R/z, without bias (α = 1, β = 0)
 product     z = a·b                      R_a = a·∂z/∂a·S / 2, R_b alike
+attention   O = A·V, A = softmax(Z)      two products, R_Z = R_A
 sum         z = a + b                    a·S and b·S, rescaled to |Σa·S| : |Σb·S| and, together, ΣR
 mean …      z linear in x                R_x = x·∂z/∂x·S
 all else    activations, norms, softmax, a scale: R_x = R
 
 Every ruled function also keeps its plain gradient: a `Switch` says which of the two a backward pass carries.
+
+What makes relevance ill-conditioned is a sum near zero, which R is divided by: z = a + b, and Q·Kᵀ. So the run and the
+gradient need float64. An error of R itself is not much enlarged: the linear layers on both sides of an activation work
+their R out in float32. Those around an attention do not, for what comes out of Q·Kᵀ is large and of both signs.
 """
 
 from __future__ import annotations
@@ -16,10 +21,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitreous.attention import widen
 from vitreous.capture import additive
 from vitreous.rules.gradient import ACTIVATIONS, GATES, HOMOGENEOUS, PRODUCTS, scale
 from vitreous.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, constant, tensors_in, words
@@ -27,7 +32,10 @@ from vitreous.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, c
 TINY = 1e-9  # what keeps R/z from dividing by zero, as published
 DOWN = words("to float half bfloat16 type type_as")
 NORMS = words("layer_norm rms_norm group_norm instance_norm batch_norm normalize")
-Shares = Callable[[Tensor], tuple[Tensor, ...]]  # R of an output -> R of every input
+LAYER = "_vitreous_layer"  # on what a linear layer made: the layer
+ACTIVE = "_vitreous_active"  # on what an activation made
+CALL = "_vitreous_call"  # on what an attention made: the attention
+Shares = Callable[[Tensor], tuple[Tensor, ...]]  # R of an output -> R of every input, or gradients alike
 
 
 class Switch:
@@ -37,20 +45,21 @@ class Switch:
 
 
 class Turn(torch.autograd.Function):
-    """y, made of signals: gradients go on to y's own graph, relevance to the signals by `shares`."""
+    """y, made of signals: relevance goes to them by `shares`, a gradient by `slopes` or, without, to y's own graph."""
 
     @staticmethod
-    def forward(ctx: Any, switch: Switch, shares: Shares, y: Tensor, *signals: Tensor) -> Tensor:
-        ctx.switch, ctx.shares, ctx.count = switch, shares, len(signals)
+    def forward(ctx: Any, switch: Switch, shares: Shares, slopes: Shares | None, y: Tensor, *signals: Tensor) -> Tensor:
+        ctx.switch, ctx.shares, ctx.slopes, ctx.count = switch, shares, slopes, len(signals)
         ctx.set_materialize_grads(False)
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         (grad,) = grads
-        if grad is None or not ctx.switch.relevance:
-            return (None, None, grad, *[None] * ctx.count)
-        return (None, None, None, *ctx.shares(grad))
+        back = ctx.shares if ctx.switch.relevance else ctx.slopes
+        if grad is None or back is None:
+            return (None, None, None, grad, *[None] * ctx.count)
+        return (None, None, None, None, *back(grad))
 
 
 class Leave(torch.autograd.Function):
@@ -82,8 +91,10 @@ class Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         (grad,) = grads
-        turned = grad * ctx.saved_tensors[0] * ctx.share if grad is not None and ctx.switch.relevance else grad
-        return None, turned, None
+        if grad is not None and ctx.switch.relevance:
+            grad = grad * ctx.saved_tensors[0]
+            grad = grad if ctx.share == 1 else grad.mul_(ctx.share)
+        return None, grad, None
 
 
 def divide(r: Tensor, z: Tensor) -> Tensor:
@@ -99,11 +110,12 @@ class Chefer:
 
     def __init__(self, images: int, axis: int) -> None:
         self.images, self.axis, self.switch = images, axis, Switch()
+        self.dense = self.forked = False
 
     @contextmanager
     def carrying_relevance(self) -> Iterator[None]:
         """Backward passes carry relevance within, gradients after."""
-        self.switch.relevance = True
+        self.switch.relevance, self.dense, self.forked = True, False, False
         try:
             yield
         finally:
@@ -112,7 +124,8 @@ class Chefer:
     @property
     def table(self) -> Table:
         rules: dict[str, Rule] = dict.fromkeys((LINEAR | HOMOGENEOUS) - SHAPE, self.simple)
-        rules |= dict.fromkeys(ACTIVATIONS | GATES | NORMS | words("pow neg softmax"), self.identity)
+        rules |= dict.fromkeys(GATES | NORMS | words("pow neg softmax"), self.identity)
+        rules |= dict.fromkeys(ACTIVATIONS, self.activate)
         rules |= dict.fromkeys(words("rsqrt reciprocal rtruediv rdiv"), scale)
         rules |= dict.fromkeys(words("conv1d conv2d conv3d"), self.convolve)
         rules |= dict.fromkeys(PRODUCTS, self.product)
@@ -121,8 +134,8 @@ class Chefer:
         rules |= {"mul": self.multiply, "div": self.quotient}
         return Table("chefer", rules, SHAPE, "input times gradient over output", self.other)
 
-    def turn(self, y: Tensor, shares: Shares, *signals: Tensor) -> Tensor:
-        out: Tensor = Turn.apply(self.switch, shares, y, *signals)
+    def turn(self, y: Tensor, shares: Shares, *signals: Tensor, slopes: Shares | None = None) -> Tensor:
+        out: Tensor = Turn.apply(self.switch, shares, slopes, y, *signals)
         return out
 
     def identity(self, func: Function, *args: Any, **kwargs: Any) -> Tensor:
@@ -130,6 +143,15 @@ class Chefer:
         x = next(t for t in args if carries(t))
         shape = x.shape
         return self.turn(func(*args, **kwargs), lambda r: (r.sum_to_size(shape),), x)
+
+    def activate(self, func: Function, *args: Any, **kwargs: Any) -> Tensor:
+        """R_x = R; the linear layers on both sides are light."""
+        layer: Linear | None = getattr(next(t for t in args if carries(t)), LAYER, None)
+        if layer is not None:
+            layer.light = True
+        out = self.identity(func, *args, **kwargs)
+        setattr(out, ACTIVE, True)
+        return out
 
     def simple(self, func: Function, *args: Any, **kwargs: Any) -> Any:
         """R_x = x·∂z/∂x·R/z."""
@@ -200,48 +222,65 @@ class Chefer:
         z = y.detach()
 
         def shares(r: Tensor) -> tuple[Tensor, ...]:
-            r = divide(r, z) * z  # as published: so does the fork that reads z twice
-            s = divide(r, z)
+            if self.forked:
+                whole = z + TINY
+                r = (r / whole).mul_(z)  # as published: z is read twice, and what comes back is z·(R/z + R′/z)
+                total = self.by_image(r)
+                s = r.div_(whole)
+            else:
+                total, s = self.by_image(r), divide(r, z)
+            self.forked = True  # all but the last sum are read by a branch and by the next sum
             found = [(part * s).sum_to_size(part.shape) for part in parts]
             sums = [self.by_image(t) for t in found]
-            whole, size = self.by_image(r), sums[0].abs() + sums[1].abs()
-            factors = [divide(divide(one.abs(), size) * whole, one) for one in sums]
-            return tuple(t * self.spread(factor, t) for t, factor in zip(found, factors))
+            size = sums[0].abs() + sums[1].abs()
+            factors = [divide(divide(one.abs(), size) * total, one) for one in sums]
+            return tuple(t.mul_(self.spread(factor, t)) for t, factor in zip(found, factors))
 
         return self.turn(y, shares, a, b)
 
     def by_image(self, t: Tensor) -> Tensor:
         """Σ for each image, [B] (or of all, where a tensor does not hold them apart)."""
         axis = self.axis if t.ndim == 3 else 0
-        return t.movedim(axis, 0).reshape(self.images if t.shape[axis] % self.images == 0 else 1, -1).sum(1)
+        return (
+            t.movedim(axis, 0)
+            .reshape(self.images if t.shape[axis] % self.images == 0 else 1, -1)
+            .sum(1, dtype=torch.promote_types(t.dtype, torch.float32))
+        )
 
     def spread(self, values: Tensor, t: Tensor) -> Tensor:
         """[B] to the axes of t."""
         axis = self.axis if t.ndim == 3 else 0
-        repeated = values.repeat_interleave(t.shape[axis] // len(values))
+        repeated = values[:, None].expand(-1, t.shape[axis] // len(values)).reshape(-1)
         return repeated.view([-1 if i == axis else 1 for i in range(t.ndim)])
 
     def linear(self, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """z = (x·w + |x|·|w|)/2, so that no part of x or w is formed."""
+        """A weight that is a signal itself is a factor."""
         if carries(weight):
             out: Tensor = self.shared(func, 0.5, input, weight, bias)
             return out
-        y: Tensor = func(input, weight, bias)
-        x, given = input.detach(), y.detach()
+        with torch.no_grad():
+            y: Tensor = func(input, weight, bias)
+        layer = Linear(input.detach(), y, weight, bias, light=hasattr(input, ACTIVE))
 
         def shares(r: Tensor) -> tuple[Tensor, ...]:
-            rows = read_rows(r)
-            size, xs, rs = weight.abs(), x[rows], r[rows]
-            plain = given[rows] if bias is None else given[rows] - bias
-            s = divide(rs, F.linear(xs.abs(), size).add_(plain).mul_(0.5))
-            found = (s @ weight).mul_(xs).add_((s @ size).mul_(xs.abs())).mul_(0.5)
+            rows = self.read_rows(r)
             if rows is Ellipsis:
-                return (found,)
-            whole = torch.zeros_like(x)
-            whole[rows] = found
+                return (layer.shares(r),)
+            whole = torch.zeros_like(layer.x)
+            whole[rows] = layer.shares(r[rows], rows).to(whole.dtype)
             return (whole,)
 
-        return self.turn(y, shares, input)
+        out = self.turn(y, shares, input, slopes=layer.slopes)
+        setattr(out, LAYER, layer)
+        return out
+
+    def read_rows(self, r: Tensor) -> Any:
+        """The rows of R that are not zero, while they are few (the head reads one token); else all, from there on."""
+        if self.dense or r.ndim < 3 or r.is_cuda:  # to ask a GPU is to wait for it
+            return ...
+        rows = r.ne(0).any(-1)
+        self.dense = int(rows.sum()) * 2 >= rows.numel()
+        return ... if self.dense else rows
 
     def convolve(
         self, func: Function, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **kwargs: Any
@@ -278,18 +317,102 @@ class Chefer:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Attention written out: two products and a softmax, each with its rule."""
+        """Two products and a softmax: at once where all three are signals, else each with its rule."""
         if enable_gqa:
             key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         bias = additive(attn_mask, is_causal, query, key)
-
-        def weights(scores: Tensor) -> Tensor:
-            return (scores * factor if bias is None else scores * factor + bias).softmax(-1)
-
-        scores = self.product(torch.matmul, query, key.mT)
-        out: Tensor = self.product(torch.matmul, self.identity(weights, scores), value)
+        if carries(bias) or not all(map(carries, (query, key, value))):
+            scores = self.product(torch.matmul, query, key.mT)
+            a = self.identity(lambda z: (z * factor if bias is None else z * factor + bias).softmax(-1), scores)
+            return self.product(torch.matmul, a, value)  # type: ignore[no-any-return]
+        call = Attended(query.detach(), key.detach(), value.detach(), factor, bias)
+        if query.dtype == torch.float64:
+            out = self.turn(call.run(), call.shares, query, key, value, slopes=call.slopes)
+        else:
+            y = func(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+            call.out = y.detach()
+            out = self.turn(y, call.shares, query, key, value)
+        setattr(out, CALL, call)
         return out
+
+
+class Linear:
+    """y = x·w + b, on the way back: R_x = x⁺·(w⁺S) + x⁻·(w⁻S), S = R/z, z = (x·w + |x|·|w|)/2."""
+
+    def __init__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, light: bool) -> None:
+        self.x, self.y, self.weight, self.bias = x, y, weight, bias
+        self.light = light  # may R be worked out in float32?
+
+    def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
+        return (grad.to(self.weight.dtype) @ self.weight,)
+
+    def shares(self, r: Tensor, rows: Any = ...) -> Tensor:
+        shape, own = self.x[rows].shape, self.x.dtype
+        x, y, r = (t.reshape(-1, t.shape[-1]) for t in (self.x[rows], self.y[rows], r))
+        light = torch.float32 if self.light and own == torch.float64 else own
+        out, into = self.weight.shape
+        s = self.over(r, x, y, light if out > into else own).to(light)  # long sums of what is above zero lose most
+        x, w = x.to(light), 2 * self.weight.to(light)
+        return (s @ w.clamp_min(0)).mul_(x.clamp_min(0)).addcmul_(s @ w.clamp_max(0), x.clamp_max(0)).view(shape)
+
+    def over(self, r: Tensor, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """R/2z."""
+        x, y, r, w = (t.to(dtype) for t in (x, y, r, self.weight))
+        least = w.new_full((len(w),), 2 * TINY) if self.bias is None else 2 * TINY - self.bias.to(dtype)
+        twice = torch.addmm(least, x.abs(), w.abs().T).add_(y)
+        if dtype != torch.float64:
+            torch.threshold_(twice, 0.0, torch.inf)  # z is above zero, but for rounding
+        return torch.div(r, twice, out=twice)
+
+
+class Attended:
+    """O = A·V, A = softmax(Z + bias), Z = c·Q·Kᵀ, and both ways back.
+
+    gradient     dA = dO·Vᵀ,  dV = Aᵀ·dO,  dZ = A ⊙ (dA − Σ A ⊙ dA),  dQ = c·dZ·K,  dK = c·dZᵀ·Q
+    relevance    S = R/2O,  R_A = A ⊙ S·Vᵀ,  R_V = V ⊙ Aᵀ·S,  T = c·R_A/2Z,  R_Q = Q ⊙ T·K,  R_K = K ⊙ Tᵀ·Q
+    """
+
+    out: Tensor
+    kept: tuple[Tensor, Tensor]  # Z, with a little to divide by, and A
+    da: Tensor | None = None  # what the last passes found
+    ra: Tensor | None = None
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, c: float, bias: Tensor | None) -> None:
+        self.q, self.k, self.v, self.c, self.bias = q, k, v, c, bias
+
+    def run(self) -> Tensor:
+        """O; Z and A are kept."""
+        z, a = self.weights()
+        self.kept, self.out = (z.add_(self.c * TINY), a), a @ self.v
+        return self.out
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Z and A, at least float32."""
+        z = (widen(self.q) * self.c) @ widen(self.k).mT
+        return z, (z if self.bias is None else z + self.bias).softmax(-1)
+
+    def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
+        _, a = self.kept
+        da = grad @ self.v.mT
+        self.da = da.float()
+        dz = torch._softmax_backward_data(da, a, -1, a.dtype)
+        return (dz @ self.k).mul_(self.c), (dz.mT @ self.q).mul_(self.c), a.mT @ grad
+
+    def shares(self, r: Tensor) -> tuple[Tensor, ...]:
+        z, a = self.kept if hasattr(self, "kept") else self.weights()
+        q, k, v, a = self.q, self.k, self.v, a.to(self.v.dtype)
+        s = (r / (widen(self.out) + TINY)).mul_(0.5).to(v.dtype)
+        ra = (s @ v.mT).mul_(a)
+        self.ra = ra.float() if ra.dtype == torch.float64 else ra.clone()
+        t, c = self.over(ra, z), self.c / 2
+        return (t @ k).mul_(q).mul_(c), (t.mT @ q).mul_(k).mul_(c), (a.mT @ s).mul_(v)
+
+    def over(self, ra: Tensor, z: Tensor) -> Tensor:
+        """R_A/Z, in place; nothing where Z is zero, which in float64 no Z is by chance."""
+        if ra.dtype == torch.float64:
+            return ra.div_(z)
+        return torch.div(ra, z, out=ra).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def exchanged(values: Any, new: dict[int, Tensor]) -> Any:
@@ -299,37 +422,34 @@ def exchanged(values: Any, new: dict[int, Tensor]) -> Any:
     return new.get(id(values), values)
 
 
-def read_rows(r: Tensor) -> Any:
-    """The rows of R that are not zero, if they are few (the head reads one token); else all."""
-    rows = r.detach().ne(0).any(-1)
-    return rows if int(rows.sum()) * 2 < rows.numel() else Ellipsis
-
-
 # --------------------------------------------------------------------------------------------------------- precision
 
 
-class Double(TorchFunctionMode):
-    """Everything in float64, over a model of any precision: parameters are cast as they are used, casts are ignored."""
+class Cast(TorchFunctionMode):
+    """All in one precision, whatever the model's: parameters are cast as they are used, its own casts are ignored."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tuple(map(double, args)), {key: double(value) for key, value in (kwargs or {}).items()}
-        if getattr(func, "__name__", "") in DOWN and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+        args, kwargs = tuple(map(self.cast, args)), {key: self.cast(value) for key, value in (kwargs or {}).items()}
+        if getattr(func, "__name__", "") in DOWN and isinstance(args[0], Tensor) and args[0].dtype == self.dtype:
             return self.moved(func, args, kwargs)
         if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
-            kwargs["dtype"] = torch.float64
-        return double(func(*args, **kwargs))
+            kwargs["dtype"] = self.dtype
+        return self.cast(func(*args, **kwargs))
 
     def moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A cast to another precision is none; one to whole numbers, or to another device, is."""
         out = func(*args, **kwargs)
         return args[0].to(out.device) if isinstance(out, Tensor) and out.is_floating_point() else out
 
-
-def double(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-        return constant(value).double()
-    if type(value) in (list, tuple):
-        return type(value)(map(double, value))
-    return value
+    def cast(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
+            return constant(value).to(self.dtype)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.cast, value))
+        return value

@@ -1,28 +1,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import Attention, sum_of
+from vitreous.attention import Attention, run_of, sum_of, widen
 from vitreous.capture import names_of
 from vitreous.errors import Unsupported
+from vitreous.graphs import Numbered
 from vitreous.memory import batch_size, in_batches
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
 from vitreous.rules.mode import Rules, warn_of
-from vitreous.rules.relevance import Chefer, Double, divide
+from vitreous.rules.relevance import CALL, Attended, Cast, Chefer, divide
 from vitreous.tail import tails
-from vitreous.target import Target, fix, of_rows
-from vitreous.trace import Record, Trace, gradients
-from vitreous.types import Map, Weights
+from vitreous.target import Class, Target, Top, of_rows
+from vitreous.trace import Record, Trace, first_rows, gradients
+from vitreous.types import Images, Map, Row, Weights
 
-FOOTPRINT = 2  # how many times the memory of a plain gradient it takes
+Precision = Literal["double", "single"]
+FOOTPRINT = {"double": 5, "single": 4}  # bytes for each number that a plain gradient keeps
+IN_CACHES = 2**29  # bytes: on a CPU fewer images at a time are faster
 
 
 @method(cite="chefer2021transformer", targeted=True, attention=True)
@@ -31,36 +35,62 @@ def transformer_attribution(
     target: Target,
     *,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
+    precision: Annotated[
+        Precision, Field(description="double: exact; single: the model's own, for GPUs: faster, but rough")
+    ] = "double",
 ) -> Map:
     """Rollout over the relevance of attention (layer-wise relevance propagation, α = 1), weighted by its gradient.
 
-    ρᵀ(Π_l (I + Ā⁽ˡ⁾) − I), Ā = mean_h (∇A ⊙ R_A)⁺; in float64, for R_A is ill-conditioned
+    ρᵀ(Π_l (I + Ā⁽ˡ⁾) − I), Ā = mean_h (∇A ⊙ R_A)⁺; in float64, for R_A is ill-conditioned: in another precision maps
+    look alike, but their numbers differ
     """
     check_start(trace, start_layer)
-    size = batch_size(FOOTPRINT * trace.layout.footprint[1], trace.images.device)
+    size = at_once(trace, precision)
     if len(trace) <= size:
-        return rolled(trace, target, start_layer)
-    fixed = fix(target, trace.output)
+        return rolled(trace, target, start_layer, precision)
+    runs: list[Record] = []
 
     def run(part: slice) -> Map:
-        rows = range(len(trace))[part]
-        return rolled(Trace(trace.model, trace.images[part]), of_rows(fixed, rows), start_layer)
+        own, rows = Trace(trace.model, trace.images[part]), range(len(trace))[part]
+        asked = Numbered(target.index[part]) if isinstance(target, Numbered) else of_rows(target, rows)
+        found = rolled(own, asked, start_layer, precision)
+        runs.append(first_rows(own.any_whole(), len(own)))
+        return found
 
-    return torch.cat(in_batches(run, len(trace), size))
+    found = torch.cat(in_batches(run, len(trace), size))
+    trace.kept("chefer", lambda: (joined(trace.images, runs), None))
+    return found
 
 
-def rolled(trace: Trace, target: Target, start_layer: int) -> Map:
+def at_once(trace: Trace, precision: Precision) -> int:
+    """How many images are run at a time."""
+    each = trace.layout.footprint[1] * FOOTPRINT[precision] // trace.images.dtype.itemsize
+    cpu = trace.images.device.type == "cpu"
+    return batch_size(each, trace.images.device, max(1, IN_CACHES // max(1, each)) if cpu else None)
+
+
+def joined(images: Images, runs: list[Record]) -> Record:
+    """What runs of parts said of all."""
+    outputs, embeddings = zip(*((run.output, run.embedding) for run in runs))
+    return Record(images, (), None, torch.cat(outputs), torch.cat(embeddings))
+
+
+def rolled(trace: Trace, target: Target, start_layer: int, precision: Precision) -> Map:
     """The product, carried as one row from the last layer to the first."""
-    layers = relevances(trace, target, start_layer)
-    read = trace.readout.double()
+    layers = relevances(trace, target, start_layer, precision)
+    read = trace.readout.to(torch.float64 if precision == "double" else torch.float32)
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
     tokens = trace.read_tokens
     for layer in reversed(layers):
-        row = (read + gained)[:, None, None]  # [B 1 1 N]
-        steps = ((row[..., rows] @ (da * ra).clamp_min_(0)).mean((1, 2)) for rows, ra, da in layer.chunks(tokens))
-        gained = gained + sum_of(steps)
+        row = (read + gained).float()[:, None, None]  # [B 1 1 N]
+        gained = gained + sum_of(carried(row[..., rows], ra, da) for rows, ra, da in layer.chunks(tokens))
         tokens = None
     return trace.map(gained)
+
+
+def carried(row: Tensor, ra: Weights, da: Weights) -> Row:
+    """rowᵀĀ, [B N]."""
+    return (row.to(ra.dtype) @ (da * ra).clamp_min_(0)).float().mean((1, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,39 +100,75 @@ class Layer:
     attention: Attention
     grad: Tensor
     relevance: Tensor
+    seen: tuple[Weights, Weights | None] | None = None  # R_A and ∂y/∂A, where the passes back had them
 
     def chunks(self, tokens: list[int] | None = None) -> Iterator[tuple[slice | list[int], Weights, Weights]]:
-        """Rows, R_A and ∂y/∂A: R_A = A ⊙ (R_O/O)·Vᵀ / 2."""
-        layer, v = self.attention, self.attention.v
-        share = divide(self.relevance, layer.node) / 2
-        for rows, a in layer.chunks(layer.only or tokens):
-            yield rows, (layer.out_rows(share, rows) @ v.mT).mul_(a), layer.out_rows(self.grad, rows) @ v.mT
+        """Rows, R_A and ∂y/∂A, in float32 or less: R_A = A ⊙ (R_O/O)·Vᵀ / 2."""
+        if self.seen is not None:
+            yield self.seen_rows(tokens)
+            return
+        layer, v = self.attention, self.attention.v.detach().float()
+        share, grad = (divide(widen(self.relevance), layer.node.detach()) / 2).float(), self.grad.float()
+        for some, a in layer.chunks(layer.only or tokens):
+            rows = run_of(some)
+            yield rows, (layer.out_rows(share, rows) @ v.mT).mul_(a), layer.out_rows(grad, rows) @ v.mT
+
+    def seen_rows(self, tokens: list[int] | None) -> tuple[slice | list[int], Weights, Weights]:
+        assert self.seen is not None
+        layer, (ra, da) = self.attention, self.seen
+        if da is None:
+            da = layer.fold(self.grad).to(ra.dtype) @ layer.v.detach().to(ra.dtype).mT
+        if layer.only is not None or tokens is None:
+            return run_of(layer.only or slice(None)), ra, da
+        rows = run_of(tokens)
+        return rows, ra[:, :, rows], da[:, :, rows]
 
 
-def relevances(trace: Trace, target: Target, start_layer: int = 0) -> list[Layer]:
+def relevances(trace: Trace, target: Target, start_layer: int = 0, precision: Precision = "double") -> list[Layer]:
     """Every layer from `start_layer` on: one run, one pass back for the gradient and one for the relevance."""
-    record, (chefer, rules) = trace.kept("chefer", partial(run_in_double, trace))
+    record, (chefer, rules) = trace.kept(f"chefer, {precision}", partial(run_under_rules, trace, precision))
     layers = record.layers[start_layer:]
     nodes = [layer.node for layer in layers]
     grads = gradients(trace.score(target, record), nodes)
     found = [torch.zeros_like(node) for node in nodes]
-    with chefer.carrying_relevance():
-        for sign, ends, starts in beginnings(target, record):
+    begun = list(beginnings(target, record))
+    for sign, ends, starts in begun:
+        with chefer.carrying_relevance():
             parts = torch.autograd.grad(ends, nodes, starts, retain_graph=True, allow_unused=True)
-            found = [one if part is None else one + sign * part for one, part in zip(found, parts)]
+        found = [one if part is None else one.add_(part, alpha=sign) for one, part in zip(found, parts)]
     warn_of(rules, trace.model.module, trace.model.name)
-    return [Layer(layer, grad, relevance) for layer, grad, relevance in zip(layers, grads, found)]
+    seen = [taken(layer, len(begun)) for layer in layers]
+    return [Layer(*each) for each in zip(layers, grads, found, seen)]
 
 
-def run_in_double(trace: Trace) -> tuple[Record, tuple[Chefer, Rules]]:
-    """A run in float64, whatever the model's precision, under Chefer's rules."""
-    if trace.images.device.type == "mps":
-        raise Unsupported(f"transformer_attribution needs float64, which {trace.images.device} has not; use the CPU")
+def taken(layer: Attention, passes: int) -> tuple[Weights, Weights | None] | None:
+    """R_A and ∂y/∂A (or only the first) of this attention, if it was one pass of relevance that came through it."""
+    call: Attended | None = getattr(layer.node, CALL, None)
+    if call is None or call.ra is None:
+        return None
+    ra, da, call.ra, call.da = call.ra, call.da, None, None
+    return (layer.fold(ra), None if da is None else layer.fold(da)) if passes == 1 else None
+
+
+def run_under_rules(trace: Trace, precision: Precision) -> tuple[Record, tuple[Chefer, Rules]]:
+    """A run under Chefer's rules: in float64 whatever the model's precision, or in its own."""
     chefer = Chefer(len(trace), trace.batch_axis)
-    images = trace.images.detach().double().requires_grad_()
+    dtype = dtype_of(precision, trace.images)
+    images = trace.images.detach().to(dtype, copy=True).requires_grad_()
     tail = tails(trace)  # found out without the rules
-    with Rules(chefer.table, names_of(trace.model.module)) as rules, Double():
-        return trace.run(images, grad=True, tail=tail), (chefer, rules)
+    own = precision == "single" and dtype == trace.images.dtype
+    with Rules(chefer.table, names_of(trace.model.module)) as rules, nullcontext() if own else Cast(dtype):
+        record = trace.run(images, grad=True, tail=tail)
+    return record, (chefer, rules)
+
+
+def dtype_of(precision: Precision, images: Images) -> torch.dtype:
+    """Of the run: float64, or the model's own; float16 holds neither small nor large relevance, float32 does."""
+    if precision == "single":
+        return torch.float32 if images.dtype == torch.float16 else images.dtype
+    if images.device.type == "mps":
+        raise Unsupported(f"{images.device} has no float64: use transformer_attribution's precision=single, or the CPU")
+    return torch.float64
 
 
 def beginnings(target: Target, record: Record) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
@@ -115,6 +181,9 @@ def beginnings(target: Target, record: Record) -> Iterator[tuple[int, list[Tenso
     output, z = (t.detach().requires_grad_() for t in (record.output, record.embedding))
     with torch.enable_grad():
         weight, inner = gradients(target(output, z), [output, z])
+    if isinstance(target, Class | Top | Numbered):  # one, and nothing else: no number is asked for
+        yield 1, [record.output], [weight]
+        return
     helps = (inner * z.detach()).clamp_min(0)
     helps = divide(helps, helps.sum(-1, keepdim=True).expand_as(helps))
     if weight.gt(0).any() or helps.any():
