@@ -33,6 +33,7 @@ FLOORS = {  # forwards, by operations: see README.md
     "grad_rollout": 1.91,
     "attn_lrp": 2.0,
     "transformer_attribution": 4.5,
+    "transformer_attribution, single": 4.5,
 }
 
 

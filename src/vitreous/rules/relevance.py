@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitreous.attention import widen
+from vitreous.attention import sum_of, widen
 from vitreous.capture import additive
 from vitreous.rules.gradient import ACTIVATIONS, GATES, HOMOGENEOUS, PRODUCTS, scale
 from vitreous.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, constant, tensors_in, words
 
 TINY = 1e-9  # what keeps R/z from dividing by zero, as published
+PART = 96  # terms of a sum that are added up in float32
 DOWN = words("to float half bfloat16 type type_as")
 NORMS = words("layer_norm rms_norm group_norm instance_norm batch_norm normalize")
 LAYER = "_vitreous_layer"  # on what a linear layer made: the layer
@@ -348,22 +349,28 @@ class Linear:
         return (grad.to(self.weight.dtype) @ self.weight,)
 
     def shares(self, r: Tensor, rows: Any = ...) -> Tensor:
-        shape, own = self.x[rows].shape, self.x.dtype
+        shape, dtype = self.x[rows].shape, self.x.dtype
+        dtype = torch.float32 if self.light and dtype == torch.float64 else dtype
         x, y, r = (t.reshape(-1, t.shape[-1]) for t in (self.x[rows], self.y[rows], r))
-        light = torch.float32 if self.light and own == torch.float64 else own
-        out, into = self.weight.shape
-        s = self.over(r, x, y, light if out > into else own).to(light)  # long sums of what is above zero lose most
-        x, w = x.to(light), 2 * self.weight.to(light)
+        x, w = x.to(dtype), self.weight.to(dtype)
+        s = self.over(r, y, self.sized(x.abs(), w.abs().T)).to(dtype)
+        w = w * 2
         return (s @ w.clamp_min(0)).mul_(x.clamp_min(0)).addcmul_(s @ w.clamp_max(0), x.clamp_max(0)).view(shape)
 
-    def over(self, r: Tensor, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    def sized(self, x: Tensor, w: Tensor) -> Tensor:
+        """|x|·|w|; of what is above zero long sums lose most, so float32 adds them up by parts, in float64."""
+        if x.dtype == self.x.dtype or len(w) < w.shape[1]:
+            return x @ w
+        return sum_of((part @ other).double() for part, other in zip(torch.split(x, PART, 1), torch.split(w, PART)))
+
+    def over(self, r: Tensor, y: Tensor, size: Tensor) -> Tensor:
         """R/2z."""
-        x, y, r, w = (t.to(dtype) for t in (x, y, r, self.weight))
-        least = w.new_full((len(w),), 2 * TINY) if self.bias is None else 2 * TINY - self.bias.to(dtype)
-        twice = torch.addmm(least, x.abs(), w.abs().T).add_(y)
-        if dtype != torch.float64:
+        twice = size.add_(y.to(size.dtype))
+        if self.bias is not None:
+            twice.sub_(self.bias.to(size.dtype))
+        if size.dtype != torch.float64:
             torch.threshold_(twice, 0.0, torch.inf)  # z is above zero, but for rounding
-        return torch.div(r, twice, out=twice)
+        return torch.div(r.to(size.dtype), twice.add_(2 * TINY), out=twice)
 
 
 class Attended:
