@@ -358,19 +358,19 @@ class Linear:
         return (s @ w.clamp_min(0)).mul_(x.clamp_min(0)).addcmul_(s @ w.clamp_max(0), x.clamp_max(0)).view(shape)
 
     def sized(self, x: Tensor, w: Tensor) -> Tensor:
-        """|x|·|w|; of what is above zero long sums lose most, so float32 adds them up by parts, in float64."""
+        """|x|·|w| − b; of what is above zero long sums lose most, so float32 adds them up by parts, in float64."""
+        least = 2 * TINY - (w.new_zeros(w.shape[1]) if self.bias is None else self.bias)
         if x.dtype == self.x.dtype or len(w) < w.shape[1]:
-            return x @ w
-        return sum_of((part @ other).double() for part, other in zip(torch.split(x, PART, 1), torch.split(w, PART)))
+            return torch.addmm(least.to(w.dtype), x, w)
+        parts = zip(torch.split(x, PART, 1), torch.split(w, PART))
+        return sum_of((part @ other).double() for part, other in parts).add_(least)
 
     def over(self, r: Tensor, y: Tensor, size: Tensor) -> Tensor:
         """R/2z."""
         twice = size.add_(y.to(size.dtype))
-        if self.bias is not None:
-            twice.sub_(self.bias.to(size.dtype))
         if size.dtype != torch.float64:
             torch.threshold_(twice, 0.0, torch.inf)  # z is above zero, but for rounding
-        return torch.div(r.to(size.dtype), twice.add_(2 * TINY), out=twice)
+        return torch.div(r.to(size.dtype), twice, out=twice)
 
 
 class Attended:
