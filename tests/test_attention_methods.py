@@ -181,3 +181,24 @@ def test_centre_is_brightest_in_the_middle() -> None:
     assert blob.argmax() in (6 * 28 + 13, 6 * 28 + 14, 7 * 28 + 13, 7 * 28 + 14)
     y, x = (2 * 0 + 1) / 14 - 1, (2 * 3 + 1) / 28 - 1
     assert blob[0, 3].item() == pytest.approx(np.exp(-(y * y + x * x) / 0.5), rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": "max"}, {"discard": 0.5}, {"start_layer": 1}], ids=str)
+@pytest.mark.parametrize(
+    "name", ["timm ViT", "torchvision ViT", "HF ViT eager", "timm DINOv2 registers", "timm SigLIP"]
+)
+def test_rollout_is_the_same_whether_the_run_or_the_rollout_forms_attention(name: str, options: dict[str, Any]) -> None:
+    model, images = zoo.model(name), zoo.images(name)
+    trace = Trace(model, images)
+    _ = trace.attention  # recorded before: A is formed again from Q and K
+    again = vitreous.explain(model, trace, "rollout", **options).map
+    assert off(vitreous.explain(model, images, "rollout", **options).map, again) < 1e-5
+
+
+def test_a_run_whose_attention_is_formed_can_be_read_on() -> None:
+    model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
+    trace = Trace(model, images)
+    vitreous.explain(model, trace, "rollout")
+    trace.verify()
+    plain = vitreous.explain(model, images, "attention").map
+    assert off(vitreous.explain(model, trace, "attention").map, plain) < 1e-5

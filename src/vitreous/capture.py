@@ -42,6 +42,7 @@ TAG = "_vitreous_softmax"  # on a tensor that is a softmax, or (mixed) was made 
 FACTORS = "_vitreous_factors"  # Q and Kᵀ, on a tensor that was made of their product
 Entry = tuple[str, int]  # the tokens that enter a layer: made by the so manyeth "norm", or read by such a "linear"
 Way = tuple[Entry, tuple[int, ...]]  # an entry and its shape
+Former = Callable[[Attention], Tensor]  # makes O of an attention
 
 
 class Enough(BaseException):
@@ -52,7 +53,8 @@ class Capture(TorchFunctionMode):
     """Record every attention of a run of `net` over `images` images in `calls`, in the order of the run.
 
     With `most`, the run ends by `Enough` at that many calls. With `cut`, gradients begin at that entry: all before is
-    constant, `leaf` is the tensor to ask about, and `edit` may change it first. `weighs`: count the memory.
+    constant, `leaf` is the tensor to ask about, and `edit` may change it first. `weighs`: count the memory. `former`
+    makes O of every attention but the last of these, from A.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Capture(TorchFunctionMode):
         since: int = 0,
         tail: Tail | None = None,
         weighs: bool = False,
+        former: Former | None = None,
     ) -> None:
         super().__init__()
-        self.tail = tail
+        self.tail, self.former = tail, former
         self.images, self.most, self.cut, self.edit, self.follower = images, most, cut, edit, follower
         self.grads = cut is not None or torch.is_grad_enabled()
         self.names = names_of(net) if isinstance(net, nn.Module) else net
@@ -183,8 +186,10 @@ class Capture(TorchFunctionMode):
             asking, options["attn_mask"] = query[..., run_of(only), :], rows_of(attn_mask, only)
         follower = self.follower if self.leaf is not None else None
         follower = follower if follower is not None and follower.follows(query, key) else None
-        out = query  # replaced below where the pass is followed
-        if follower is None:
+        last = self.most is not None and self._calls + 1 >= self.most
+        forms = self.former is not None and not last and query.ndim == 4 and not enable_gqa and only is None
+        out = query  # replaced below where the pass is followed, or O formed
+        if follower is None and not forms:
             out = F.scaled_dot_product_attention(asking, key, value, **options, enable_gqa=enable_gqa)
         fold = folding(query.ndim, self.images)
         q, k, v = fold(query), fold(key), fold(value)
@@ -197,6 +202,8 @@ class Capture(TorchFunctionMode):
         call = Attention(caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only)
         if follower is not None:
             call.followed, call.node = True, follower.attend(call, options)
+        elif forms and self.former is not None:
+            call.node = self.former(call)
         self.keep(call)
         return call.node
 

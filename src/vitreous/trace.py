@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous.attention import Attention, same, widen
-from vitreous.capture import Capture, Enough
+from vitreous.attention import ROWS, Attention, same, widen
+from vitreous.capture import Capture, Enough, Former
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.follow import Follower, Visitor, shown
 from vitreous.memory import batch_size, in_batches
@@ -25,6 +25,7 @@ from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 Edit = Callable[[Tensor], Tensor]
 UNSEEN = 2**30  # the number of an attention that is kept
+MOST_FORMED = 2**26  # numbers, of one N×N for each layer and image
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +144,7 @@ class Trace:
         tail: bool = False,
         tokens: int | None = None,
         fold: Fold | None = None,
+        former: Former | None = None,
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Record:
         """A new run.
@@ -151,8 +153,8 @@ class Trace:
         (without `cut`: the first) is changed, perhaps to another number of images (`count`). `extend`: rows to add
         behind the last block's, made of what leaves every block; then no gradient passes from one block to the next.
         `tail`: the last block computes only what the head reads (of so many `tokens`), with `fold` without its keys and
-        values; its attention is then not seen. `within`: makes a context of
-        hooks of our own, which are no reason to run all of the network as a stranger's would be.
+        values; its attention is then not seen. `former` makes O of every attention but the last. `within`: makes a
+        context of hooks of our own, which are no reason to run all of the network as a stranger's would be.
         """
         device, layout = self.images.device.type, self.layout
         entry = None if cut is None else layout.entries[cut]
@@ -171,7 +173,9 @@ class Trace:
                     stack.callback(hook.remove)
             end = stack.enter_context(self._tail(tokens, fold)) if tail and not still.hooked else None
             stack.enter_context(suppress(Enough))
-            seen = stack.enter_context(Capture(still.names, rows, most, entry, edit, follower, since, end))
+            seen = stack.enter_context(
+                Capture(still.names, rows, most, entry, edit, follower, since, end, former=former)
+            )
             output = self.model.run(images)
         self.refuse_infinite()
         layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
@@ -250,6 +254,14 @@ class Trace:
         if not layers:
             raise self.no_layers()
         return layers
+
+    def formed(self, former: Former) -> tuple[Attention, ...]:
+        """The same; where nothing was recorded yet and A is small, `former` makes O of every layer but the last."""
+        layout, count = self.layout, len(self)
+        small = layout.tokens <= ROWS and layout.layers * count * layout.tokens**2 <= MOST_FORMED
+        if self._record is None and small and not self.images.is_cuda and layout.calls == layout.layers:
+            self._record = self.run(self.images, whole=False, former=former)
+        return self.attention
 
     def no_layers(self) -> CaptureError:
         tokens = self.layout.tokens

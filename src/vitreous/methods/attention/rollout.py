@@ -7,14 +7,14 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import Attention
+from vitreous.attention import Attention, widen
 from vitreous.errors import OptionError
 from vitreous.follow import joined, step
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method
 from vitreous.target import Target
 from vitreous.trace import Trace
-from vitreous.types import Map, Row
+from vitreous.types import Heads, Map, Row
 
 
 @method(cite="abnar2020quantifying", attention=True)
@@ -33,19 +33,40 @@ def rollout(
 
     ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first
     """
-    layers = trace.attention
+    formed = Formed(heads)
+    layers = trace.formed(formed)
     check_start(trace, start_layer)
     carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
     rows = trace.read_tokens  # only these rows of the last layer are ever read
-    for layer in reversed(layers[start_layer:]):
+    for number, layer in reversed(list(enumerate(layers))[start_layer:]):
+        a = formed.maps[number] if number < len(formed.maps) else None
         if discard > 0:
-            carried = step(carried, trim(whole(layer, heads), discard, trace.layout.readout), residual)
+            a = whole(layer, heads) if a is None else a
+            carried = step(carried, trim(a, discard, trace.layout.readout), residual)
         elif heads == "mean":  # rows of a mean of softmaxes already sum to one
-            carried = residual * carried + (1 - residual) * layer.read(carried, rows).mean(1)
+            moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
+            carried = residual * carried + (1 - residual) * moved
         else:
-            carried = sum_steps(carried, layer, heads, residual)
+            carried = sum_steps(carried, layer, heads, residual) if a is None else step(carried, a, residual)
         rows = None
     return trace.map(carried)
+
+
+class Formed:
+    """Ā of each layer, kept while the model runs: A is formed once, for O and for the rollout."""
+
+    def __init__(self, heads: str) -> None:
+        self.heads = heads
+        self.maps: list[Float[Tensor, "B N M"]] = []
+
+    def __call__(self, call: Attention) -> Heads:
+        outs, maps = [], []
+        for _, part in call.pieces():
+            a = part.weights
+            outs.append(a @ widen(part.v))
+            maps.append(fuse_heads(a, self.heads))
+        self.maps.append(torch.cat(maps))
+        return torch.cat(outs).to(call.v.dtype)
 
 
 def check_start(trace: Trace, start_layer: int) -> None:
