@@ -61,10 +61,11 @@ class Formed:
 
     def __call__(self, call: Attention) -> Heads:
         outs, maps = [], []
-        for _, part in call.pieces():
-            a = part.weights
-            outs.append(a @ widen(part.v))
-            maps.append(fuse_heads(a, self.heads))
+        with torch.autocast(call.v.device.type, enabled=False):
+            for _, part in call.pieces():
+                a = part.weights
+                outs.append(a @ widen(part.v))
+                maps.append(fuse_heads(a, self.heads))
         self.maps.append(torch.cat(maps))
         return torch.cat(outs).to(call.v.dtype)
 
