@@ -23,7 +23,7 @@ CHEAPER: dict[str, dict[str, Any]] = {  # so that the site is built in minutes; 
     "optimus": {"single_heads": False},
     "rise": {"masks": 200},
 }
-CAT, CUP = "cat.jpg", "coffee.jpg"
+CAT, CUP, BOTH = "cat.jpg", "coffee.jpg", "cat_and_coffee.jpg"
 BOX = (130, 13, 311, 206)  # of the cup, in pixels of its photo
 COMPARED = ("attn_lrp", "gae", "rollout", "random", "centre")  # by which metrics are shown
 SUMS = ("integrated_gradients", "input_x_gradient")  # what adds up, and what does not
@@ -81,12 +81,12 @@ def method_figure(method: str) -> Path:
 
 
 def home_figure() -> Path:
-    """A few methods side by side."""
+    """One image, two classes, two different maps."""
 
     def make(file: Path) -> None:
-        top = best(CAT)
-        row = [explained(method, CAT) for method in SHOWN]
-        save_figure(explanation_figure([row], top=top), file)
+        own, asked = trace(BOTH), ("espresso", "tabby")
+        maps = [[vitreous.explain(model(), own, method, target) for method in ("gae", "gradcam")] for target in asked]
+        save_figure(explanation_figure(maps, top=best(BOTH), rows=asked), file)
 
     return kept("home.webp", make)
 

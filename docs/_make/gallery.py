@@ -15,7 +15,7 @@ hide: [navigation]
 # Gallery
 
 Every method with the embedded model on two packaged photos, for the class that the model finds most likely: *{cat}*
-({cat_p:.2f}) and *{cup}* ({cup_p:.2f}; it is an espresso). Orange speaks for the class, blue against it; unsigned maps
+({cat_p:.2f}) and *{cup}* ({cup_p:.2f}). Orange speaks for the class, blue against it; unsigned maps
 are bright where they are high; controls are grey. Each map has its own scale. Three slow methods ran with fewer samples
 than usual, which their pages name."""
 PHOTOS = (figures.CAT, figures.CUP)
@@ -27,7 +27,7 @@ def page() -> str:
     for family, members in groupby(METHODS.values(), key=lambda one: one.family):
         cards = [pair(one.name) for one in members]
         said += [
-            f"## {declared.FAMILIES[family]}",
+            f"## {declared.family_name(family)}",
             '<div class="gallery pairs" markdown>\n' + "\n".join(cards) + "\n</div>",
         ]
     return "\n\n".join([*said, *looks()])

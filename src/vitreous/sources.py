@@ -93,6 +93,8 @@ def load_embedded(name: str, weights: str | None, size: Size | None) -> Model:
 
     state = None if weights == RANDOM else read_state(weights or str(ASSETS / f"{EMBEDDED}.safetensors"))
     options: dict[str, Any] = {} if size is None else {"img_size": size}
+    if state is None or any(key.endswith("reg_token") for key in state):  # a plain DeiT-Tiny of the user has none
+        options |= {"reg_tokens": 4, "no_embed_class": True}
     classes = {} if state is None else classes_in(state)
     with nullcontext() if state is None else Blank():
         net = timm.create_model("deit_tiny_patch16_224", **options, **classes)
