@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata, resources
 from typing import Any
 
+from vitreous._support import cpu
 from vitreous.errors import explained
 from vitreous.version import VERSION
 
@@ -132,13 +133,23 @@ def devices() -> Iterator[Device]:
     import torch
 
     usual, problem = check("cpu", None)
-    yield Device("cpu", f"{torch.get_num_threads()} threads", problem)
+    yield Device("cpu", f"{torch.get_num_threads()} threads{about_amx()}", problem)
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         told = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda or 'none'}"
         yield Device(f"cuda:{index}", told, check(f"cuda:{index}", usual)[1])
     if torch.backends.mps.is_available():
         yield Device("mps", "Apple GPU", check("mps", usual)[1])
+
+
+def about_amx() -> str:
+    """What a user has to know where the CPU announces AMX and forbids it; otherwise nothing."""
+    if not cpu.amx_crashes():
+        return ""
+    return (
+        f", announces AMX but forbids it: bfloat16 products crash without {cpu.REMEDY}; "
+        f"the vitreous command sets it, programs of your own need: export {cpu.REMEDY}"
+    )
 
 
 def check(device: str, usual: Any) -> tuple[Any, str | None]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitreous._support.cpu import work_around_amx
 from vitreous.cli.arguments import (
     AsJson,
     Device,
@@ -71,6 +72,9 @@ def root(
     ] = None,
 ) -> None:
     """See what a Vision Transformer looks at, and why."""
+    notice = work_around_amx()  # before a command imports torch
+    if notice:
+        typer.secho(f"note: {notice}", err=True)
 
 
 @app.command()
