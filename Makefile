@@ -3,18 +3,30 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+ASSETS := src/vitreous/assets
 INPUTS := pyproject.toml constraints.txt src/vitreous/version.py
 
 .PHONY: demo test test-all lint types check clean bench bench-peers docs
 
-demo: $(VENV)/.core   ## explain the packaged photo with the embedded model
-	$(BIN)/vitreous explain src/vitreous/assets/photos/cat.jpg --method attention,rollout,gae,cdam --out vitreous-out
+demo: $(VENV)/.core   ## explain two packaged photos with the embedded model
+	$(BIN)/vitreous explain $(ASSETS)/photos/cat.jpg --method attention,rollout,gae,cdam --out vitreous-out
+	$(BIN)/vitreous explain $(ASSETS)/photos/cat_and_coffee.jpg --method gae,gradcam --target espresso,tabby --out vitreous-out
+	@echo
+	@echo "One image, two classes, two different maps: vitreous-out/cat_and_coffee.png"
+	@echo
+	@echo "Try next: a target of your own from five examples, where the model sees it, and which map is to be trusted."
+	@echo "  $(BIN)/vitreous concept build coffee $(ASSETS)/concepts/coffee"
+	@echo "  $(BIN)/vitreous explain $(ASSETS)/photos/cat_and_coffee.jpg --method cdam,gradcam --target concept:coffee --out vitreous-out/concept"
+	@echo "  $(BIN)/vitreous evaluate $(ASSETS)/photos --methods gae,gradcam,rollout --metrics token_deletion"
 
-test: $(VENV)/.dev    ## all tests but the slow studies
-	$(BIN)/python -m pytest -n auto -m "not slow" --cov=vitreous --cov-report=term --cov-fail-under=90 -q
+PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
 
-test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -q
+test: $(VENV)/.dev    ## the quick suite: at most five minutes on two cores
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev   ## the quick suite with shapes and types checked at every call, then everything with coverage
+	VITREOUS_TYPES=all $(PYTEST) -m "not slow and not process and not ray and not browser"
+	$(PYTEST) --cov=vitreous --cov-report=term --cov-fail-under=90
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""Shared fixtures. Shapes and types are checked at every call of the package while the tests run."""
+"""Shared fixtures.
+
+Shapes and types are checked at every call of the public edges of the package (EDGES); with VITREOUS_TYPES=all, as in
+`make test-all`, at every call of the whole package.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,26 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from machine import FREE, forget_user
+
+forget_user()
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker a core, and for its children no more either
 
 from jaxtyping import install_import_hook
 
-install_import_hook("vitreous", "beartype.beartype")
+from vitreous._support.cpu import work_around_amx
+
+AMX_NOTICE = work_around_amx()  # before anything imports torch
+
+EDGES = ["vitreous.api", "vitreous.attribution", "vitreous.methods", "vitreous.metrics"]
+install_import_hook("vitreous" if os.environ.get("VITREOUS_TYPES") == "all" else EDGES, "beartype.beartype")
 
 import numpy as np
 import pytest
@@ -28,9 +42,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job, whose
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anyone imports Triton, whose kernels then run on the CPU
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # one worker a core
+    torch.set_num_threads(1)
+
+
+def pytest_report_header() -> list[str]:
+    return [AMX_NOTICE] if AMX_NOTICE else []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the folder of real weights, whichever fixture asks for it."""
+    for item in items:
+        if "shared" in getattr(item, "fixturenames", ()):
+            item.add_marker("shared")
+
 
 SHARED = Path(os.environ.get("VITREOUS_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+@pytest.fixture(autouse=True)
+def steady() -> Iterator[None]:
+    """The same chance and the same free memory for every test, whatever ran before it and beside it."""
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitreous.memory.free_memory", lambda device: FREE)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zoo
 from conftest import Run
+from known import known
 from PIL import Image
 
 import vitreous
 from vitreous.advice import line_up, named
+from vitreous.cli import options
 from vitreous.errors import OptionError
+from vitreous.preprocess import default
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +88,30 @@ def test_only_faithfulness_decides(photos: Path) -> None:
         vitreous.advise(zoo.model("timm ViT"), photos, "sparsity")
 
 
-def test_the_command(run: Run, cat: Path, tmp_path: Path) -> None:
-    for number in range(5):
-        photo = Image.open(cat)
-        photo.crop((number * 10, 0, photo.width, photo.height)).save(tmp_path / f"{number}.png")
-    said = run(
-        "advise", *[f"{n}.png" for n in range(5)], "-x", "gae,rollout", "--metric", "token_deletion", "-o", "out"
-    )
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> vitreous.Model:
+    """A model that reads four patches of 36, which attention shows, in place of the embedded one."""
+    weights = torch.zeros(6, 6)
+    weights[0:2, 3:5] = 3
+    steps = default((48, 48), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    model = vitreous.Model(known(weights, gain=30.0).net, steps, ["seen", "nothing"], name="reader")
+    monkeypatch.setattr(options, "load_model", lambda *_: model)
+    return model
+
+
+def test_the_command(run: Run, reader: vitreous.Model, photos: Path, tmp_path: Path) -> None:
+    asked = ("-x", "gae,rollout", "--metric", "token_deletion")
+    said = run("advise", photos, *asked, "-o", "out")
     assert said.code == 0
     assert "token_deletion ↓" in said.out and "rollout discard=0.9" in said.out
-    assert ("Use " in said.out) or ("Nothing beats random" in said.out)
+    found = vitreous.advise(reader, photos, "token_deletion", methods=["gae", "rollout"])
+    assert found.best is not None and found.best.name == "gae" and found.best.gain_low > 0.1
+    assert f"\nUse gae: {found.best.score:.3f} (" in said.out
+    assert f"by token_deletion, where random maps reach {found.random:.3f}.\n" in said.out
+    assert json.loads(run("advise", photos, *asked, "--json").out)["best"] == "gae"
     assert (tmp_path / "out" / "report.html").is_file()
-    assert "does not measure faithfulness" in run("advise", "0.png", "--metric", "gini").error
-    found = run("advise", "0.png", "1.png", "-x", "gae", "--json")
-    told = json.loads(found.out)
+    assert "does not measure faithfulness" in run("advise", photos / "0.png", "--metric", "gini").error
+    few = run("advise", photos / "0.png", photos / "1.png", "-x", "gae", "--json")
+    told = json.loads(few.out)
     assert told["metric"] == "srg" and told["images"] == 2 and told["best"] is None
     assert [one["name"] for one in told["contenders"]] == ["gae"]

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zoo
+from conftest import off
+from machine import ROUNDING
 from PIL import Image
 
 import vitreous
@@ -176,7 +178,7 @@ def test_links_and_folders_are_passed_over(tmp_path: Path) -> None:
 def test_what_webdataset_writes(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        webdataset = pytest.importorskip("webdataset")
+        webdataset = pytest.importorskip("webdataset", reason="webdataset itself writes the file: pip install it")
         with webdataset.TarWriter(str(tmp_path / "x.tar")) as writer:
             for i in range(4):
                 picture = np.full((20, 30, 3), i, np.uint8)
@@ -304,7 +306,7 @@ def test_a_tar_that_ends_too_early(tmp_path: Path, where: str) -> None:
 
 def test_any_cut_and_any_scratch_end_well(tmp_path: Path) -> None:
     tar, chance = shard(tmp_path / "x.tar", 0, 4), random.Random(0)
-    whole = tar.read_bytes()
+    whole, opened, said = tar.read_bytes(), 0, []
     for _ in range(150):
         held = bytearray(whole[: chance.randrange(1, len(whole))] if chance.random() < 0.5 else whole)
         for _ in range(chance.randrange(4)):
@@ -313,8 +315,11 @@ def test_any_cut_and_any_scratch_end_well(tmp_path: Path) -> None:
         try:
             for sample in read_data(tar).samples:
                 sample.open()
-        except InputError:
-            continue
+                opened += 1
+        except InputError as error:
+            said.append(str(error))
+    assert opened > 50 and len(said) > 20, "or this shows nothing"
+    assert not any("\n" in line for line in said)
 
 
 def test_a_corrupt_picture_is_its_own_error(tmp_path: Path) -> None:
@@ -330,7 +335,7 @@ def test_a_corrupt_picture_is_its_own_error(tmp_path: Path) -> None:
     assert len(data) == 5 and data.notes == ()
     data.samples[0].open()
     reasons = ["truncated or corrupt", "is not a picture that Pillow can read", "the file is empty", "are too few"]
-    for sample, reason in zip(data.samples[1:], reasons):
+    for sample, reason in zip(data.samples[1:], reasons, strict=True):
         with pytest.raises(InputError, match=rf"x\.tar/{sample.name}: .*{reason}"):
             sample.open()
 
@@ -366,6 +371,7 @@ def greys_elsewhere(data: Data) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.process
 def test_tar_samples_travel(shards: Path) -> None:
     data = read_data(shards)
     assert pickle.loads(pickle.dumps(data)) == data
@@ -391,7 +397,7 @@ def test_pictures_are_not_read_to_be_found(tmp_path: Path, monkeypatch: pytest.M
 def test_explain_takes_a_stored_picture(tmp_path: Path, small: Model) -> None:
     sample = read_data(shard(tmp_path / "x.tar", 0)).samples[0]
     made = vitreous.explain(small, sample.image, "attention")
-    assert np.array_equal(made.map, vitreous.explain(small, sample.open(), "attention").map)
+    assert off(made.map, vitreous.explain(small, sample.open(), "attention").map) <= ROUNDING
 
 
 # ------------------------------------------------------------------------------------------------------ Hugging Face
@@ -401,8 +407,7 @@ def test_explain_takes_a_stored_picture(tmp_path: Path, small: Model) -> None:
 def hf() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import datasets
-
+        datasets = pytest.importorskip("datasets", reason="saved data sets need datasets: pip install 'vitreous[hf]'")
         datasets.disable_progress_bars()
         yield datasets
         datasets.enable_progress_bars()
@@ -510,7 +515,8 @@ def test_bad_rows_are_their_own_errors(tmp_path: Path, hf: Any) -> None:
     hf.Dataset.from_dict({"image": rows}, features=features).save_to_disk(tmp_path / "set")
     data = read_data(tmp_path / "set")
     data.samples[0].open()
-    for sample, reason in zip(data.samples[1:], ["holds no picture", "is not a picture", "the file is empty"]):
+    reasons = ["holds no picture", "is not a picture", "the file is empty"]
+    for sample, reason in zip(data.samples[1:], reasons, strict=True):
         with pytest.raises(InputError, match=rf"set/row 00000\d: .*{reason}"):
             sample.open()
 
@@ -531,6 +537,7 @@ def test_bad_data_sets(tmp_path: Path, hf: Any) -> None:
         read_data(tmp_path / "cut")
 
 
+@pytest.mark.process
 def test_rows_travel(tmp_path: Path, hf: Any) -> None:
     classed(hf).save_to_disk(tmp_path / "set")
     data = read_data(tmp_path / "set")

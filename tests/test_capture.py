@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from conftest import off
+from machine import ROUNDING
 from torch import nn
 
 from vitreous import Model, Trace
@@ -20,17 +21,15 @@ from vitreous.errors import CaptureError
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
 
 
-def test_output_is_bit_identical_and_sees_every_layer() -> None:
+def test_the_output_stays_and_every_layer_is_seen() -> None:
     for name in FLOW:
-        net, model, images = zoo.network(name), zoo.model(name), zoo.images(name)
+        model, images = zoo.model(name), zoo.images(name)
         with torch.no_grad(), model.still():
             plain = model.run(images)
             with Capture(model.module, len(images)) as seen:
                 watched = model.run(images)
-        mha = any(call.door == "mha" for call in seen.calls)
-        assert (plain - watched).abs().max() <= (2e-6 if mha else 0), name
+        assert off(watched, plain) <= ROUNDING, name
         assert sum(model.layout_at(zoo.ZOO[name].size).is_layer(c, 3) for c in seen.calls) == zoo.ZOO[name].depth
-        assert isinstance(net, nn.Module)
 
 
 @pytest.mark.parametrize("name", FLOW)
@@ -40,7 +39,7 @@ def test_recomputed_attention_reproduces_every_layer(name: str) -> None:
     for layer in trace.attention:
         a = layer.weights
         assert torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5)
-        assert torch.equal(layer.rows([0, 2]), a[:, :, [0, 2]]) or off(layer.rows([0, 2]), a[:, :, [0, 2]]) < 1e-6
+        assert off(layer.rows([0, 2]), a[:, :, [0, 2]]) <= ROUNDING
 
 
 def test_verify_notices_a_wrong_capture() -> None:
@@ -132,14 +131,16 @@ def test_gradient_of_attention_without_forming_it(dtype: torch.dtype, limit: flo
 
 @pytest.mark.parametrize("name", ["timm ViT", "HF ViT eager", "torchvision ViT", "hand-written", "flat heads"])
 def test_gradients_reach_every_layer(name: str) -> None:
-    """∂y/∂A summed against a small change of A predicts the change of y, at every door."""
+    """At every door ∂y/∂A belongs to A: O = A·V is linear in A, so that Σ ∂y/∂A ⊙ A is Σ ∂y/∂O ⊙ O."""
     from vitreous.target import Class
 
     trace = Trace(zoo.model(name), zoo.images(name))
     grads = trace.grads(Class(2))
     for layer, grad in zip(trace.attention, grads, strict=True):
-        assert layer.weights_grad(grad).shape == layer.weights.shape
         assert grad.abs().max() > 0
+        through_weights = (layer.weights_grad(grad) * layer.weights).sum((1, 2, 3))
+        through_output = (layer.fold(grad) * layer.fold(layer.node)).sum((1, 2, 3))
+        assert off(through_weights.detach(), through_output.detach()) < 1e-4
 
 
 CASES = {
@@ -261,7 +262,7 @@ def test_queries_and_keys_of_attention_that_is_written_out(name: str) -> None:
     fused, eager = zoo.model(f"{name} sdpa"), Model(copy.deepcopy(zoo.network(f"{name} eager")))
     eager.module.load_state_dict(fused.module.state_dict())
     images = zoo.images(f"{name} sdpa")
-    for one, other in zip(Trace(fused, images).attention, Trace(eager, images).attention):
+    for one, other in zip(Trace(fused, images).attention, Trace(eager, images).attention, strict=True):
         seen, expected = other.projected(), one.projected()
         assert seen is not None and expected is not None and other.q is None
         assert off(seen[0] * seen[2], expected[0] * expected[2]) < 1e-4
@@ -283,7 +284,7 @@ def test_patches_by_a_linear_layer() -> None:
     images, weight, bias = torch.randn(2, 3, 12, 8), torch.randn(5, 3, 4, 2), torch.randn(5)
     assert off(products(images, weight, bias, (4, 2)), F.conv2d(images, weight, bias, (4, 2))) < 1e-6
     last = images.to(memory_format=torch.channels_last)
-    assert torch.equal(products(last, weight, bias, (4, 2)), products(images, weight, bias, (4, 2)))
+    assert off(products(last, weight, bias, (4, 2)), products(images, weight, bias, (4, 2))) < 1e-6
     there = images.as_subclass(Card)
     usual: tuple[object, ...] = ((4, 2), (0, 0), (1, 1), 1)
     assert as_products(there, weight, bias, *usual)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from conftest import off
+from machine import ROUNDING
 from PIL import Image
 from scipy.stats import spearmanr
 
@@ -129,7 +130,7 @@ def test_scores_depend_on_image_class_and_seed_not_on_the_batch(name: str) -> No
     together = vitreous.cass(model, images, [1, 2, 3], samples=2)
     for i in range(3):
         assert torch.allclose(vitreous.cass(model, images[i : i + 1], i + 1, samples=2)[0], together[i], atol=1e-5)
-    assert torch.equal(together, vitreous.cass(model, images, [1, 2, 3], samples=2))
+    assert off(vitreous.cass(model, images, [1, 2, 3], samples=2), together) <= ROUNDING
     assert not torch.allclose(together, vitreous.cass(model, images, [1, 2, 3], samples=2, seed=1), atol=1e-4)
     assert not torch.allclose(together, vitreous.cass(model, images, [3, 1, 2], samples=2), atol=1e-4)
     best = vitreous.cass(model, images, samples=2)

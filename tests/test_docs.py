@@ -37,7 +37,6 @@ from vitreous import METHODS, METRICS, Model, preprocess, sources
 from vitreous.cli import serve
 from vitreous.cli.main import app
 from vitreous.model import read_labels
-from vitreous.references import REFERENCES
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT / "src" / "vitreous" / "assets" / "photos"
@@ -342,20 +341,15 @@ def player(
     folder: Path, small_models: None, unchecked: None, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Player]:
     monkeypatch.setattr("vitreous.plot.figure.DPI", 50)  # small figures
-    known = {name: METHODS[name] for name in METHODS}
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delenv("VITREOUS_TOKEN", raising=False)
-    yield Player(run, monkeypatch)
-    METHODS._known.clear()
-    METHODS._known.update(known)
+    with METHODS.temporary():
+        yield Player(run, monkeypatch)
     sys.modules.pop("own_method", None)
 
 
-SHOWN = [
-    pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name == "results.md" else [])  # all methods, all metrics
-    for p in PAGES
-    if blocks(p)
-]
+LONG = ("inspect.md", "maximize.md", "results.md", "studies.md")
+SHOWN = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else []) for p in PAGES if blocks(p)]
 
 
 @pytest.mark.parametrize("page", SHOWN)
@@ -380,40 +374,41 @@ def test_a_wrong_example_is_noticed(player: Player) -> None:
     for text in ("print(1)  # → 2", "raise ValueError"):
         with pytest.raises((AssertionError, ValueError)):
             player.play("python", text)
-    for line in ("vitreous explain nowhere.jpg", "vitreous explain photo.jpg --methodd gae", "make nothing", "sudo x"):
-        with pytest.raises(BaseException):  # noqa: B017  whatever the parser raises
+    for line, kind, said in (
+        ("vitreous explain nowhere.jpg", AssertionError, "nowhere.jpg: no such file"),
+        ("vitreous explain photo.jpg --methodd gae", Exception, "No such option.*--methodd"),  # the parser's
+        ("make nothing", AssertionError, "nothing"),
+        ("pip install vitreous[sushi]", AssertionError, "sushi"),
+        ("sudo x", AttributeError, "sudo"),
+    ):
+        with pytest.raises(kind, match=said):
             player.play("sh", line)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="say how it is checked"):
         player.play("brainfuck", "+")
 
 
 # ------------------------------------------------------------------------------------------------------ generated pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["methods", "metrics"])
 def test_examples_of_generated_pages_run(kind: str, player: Player) -> None:
     from _make import declared
 
     player.typed = player.written = small_embedded(SIDE, 2)
     for one in (METHODS if kind == "methods" else METRICS).values():
-        for language, text in fenced("\n\n".join(declared.uses(one))):
+        examples = fenced("\n\n".join(declared.uses(one)))
+        assert [language for language, _ in examples] == ["sh", "python"]
+        for language, text in examples:
             player.play(language, text)
 
 
-def test_every_method_and_metric_has_known_limits() -> None:
-    assert set(evidence.limits()) == {*METHODS, *METRICS}
-    assert min(map(len, evidence.limits().values())) > 60
-
-
-def test_every_reference_is_known() -> None:
-    cited = {one.cite for known in (METHODS, METRICS) for one in known.values()} - {""}
-    assert cited == set(REFERENCES)
-    assert all(work.url.startswith("https://") for work in REFERENCES.values())
-
-
 def test_results_are_read_from_their_document() -> None:
+    """The tables list what was run: known methods, the controls among them; not every method has to be there."""
     for board in evidence.boards().values():
-        assert {*METHODS} - {*board} == {"attention_flow"}
+        assert {"random", "centre", "gae", "rollout"} <= {*board} <= {*METHODS}
+        columns = {*next(iter(board.values()))} - {"rank", "forwards"}
+        assert columns and columns <= {*METRICS}
     assert evidence.forwards("gae") == "3.0"
     costs = (evidence.RESULTS / "cpu-deit_tiny_patch16_224-batch8.md").read_text(encoding="utf-8")
     assert f"| gae | {evidence.cpu_costs()['gae']} (" in costs
@@ -428,21 +423,18 @@ def test_links_of_included_documents_are_rewritten() -> None:
     assert links.relink(text, here, "benchmarks.md") == made
 
 
-def test_the_readme_names_every_method_and_metric() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in (*METHODS, *METRICS):
-        assert f"`{name}`" in text
-
-
 def test_links_lead_somewhere() -> None:
     made = {*links.INCLUDED, "tutorial.md", "gallery.md", "cli.md", "api.md"}
     made |= {f"{kind}s/{name}.md" for kind, known in (("method", METHODS), ("metric", METRICS)) for name in known}
     made |= {"methods/index.md", "metrics/index.md", "home.webp"}
+    followed = 0
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in link:
                 there = (page.parent / link).exists() or (page.parent.name == "docs" and link in made)
                 assert there, f"{page.name}: {link}"
+                followed += 1
+    assert followed > 50
 
 
 # --------------------------------------------------------------------------------------------------------- the tutorial
@@ -457,6 +449,7 @@ def test_the_tutorial_is_a_valid_notebook_without_outputs() -> None:
     assert not any(cell.get("outputs") for cell in read.cells)
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(unchecked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, with the real model; what it concludes holds."""
     monkeypatch.chdir(tmp_path)

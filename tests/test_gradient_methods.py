@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import torch
 import zoo
 from conftest import Oracle, off
+from machine import ROUNDING
 from torch import Tensor, nn
 
 import vitreous
@@ -80,7 +83,7 @@ def test_gradient_oracle(deit: Model, oracle: Oracle, traces: dict[str, Trace], 
 
 @pytest.mark.parametrize(
     ("image", "which"),
-    [pytest.param(*case, marks=[pytest.mark.slow] if number % 3 else []) for number, case in enumerate(CASES)],
+    [pytest.param(*case, marks=[pytest.mark.slow] if number else []) for number, case in enumerate(CASES)],
 )
 def test_integrated_gradients_oracle(
     deit: Model, oracle: Oracle, traces: dict[str, Trace], image: str, which: int
@@ -247,8 +250,8 @@ def test_integrated_cdam_by_hooks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "sequence first", "flat heads", "HF ViT eager"])
-def test_integrated_cdam_is_complete(name: str) -> None:
-    """Over all tokens it sums to y(T) − y(0); here only that more steps change nothing."""
+def test_integrated_cdam_has_enough_steps(name: str) -> None:
+    """More of them change nothing."""
     model, images = zoo.model(name), zoo.images(name)
     few, many = (
         vitreous.explain(model, images, "cdam", aim(name), variant="integrated", steps=steps).map for steps in (24, 40)
@@ -398,7 +401,7 @@ def test_the_best_class_stays_while_the_image_changes() -> None:
     best = Trace(model, images).output.argmax(-1).tolist()
     for method, options in (("smoothgrad", {"samples": 2}), ("integrated_gradients", {"steps": 3}), ("cdam", {})):
         ours = vitreous.explain(model, images, method, **options)
-        assert torch.equal(ours.map, vitreous.explain(model, images, method, best, **options).map)
+        assert off(ours.map, vitreous.explain(model, images, method, best, **options).map) <= ROUNDING
         assert ours.target == ";".join(map(str, best))
 
 
@@ -434,36 +437,51 @@ def test_autocast_is_the_models_affair(method: str) -> None:
     assert torch.corrcoef(torch.stack([mixed.flatten(), exact.flatten()]))[0, 1] > 0.9
 
 
-def test_a_trace_frees_its_memory_at_once() -> None:
-    """No cycle holds the graph until the garbage collector comes."""
-    import gc
-    import weakref
-
-    model = zoo.model("timm ViT")
+@pytest.mark.parametrize("method", ["gae", "cdam", "legrad", "gradient", "rollout", "attention"])
+def test_a_trace_frees_its_memory_at_once(method: str) -> None:
+    """No cycle holds a tensor of it until the garbage collector comes."""
+    model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
+    vitreous.explain(model, images, method, 1)  # what is found out once for a model stays
     gc.collect()
     gc.disable()
     try:
-        for method in ("gae", "cdam", "legrad", "gradient", "rollout", "attention"):
-            trace = Trace(model, zoo.images("timm ViT"))
-            vitreous.explain(model, trace, method, 1)
-            nodes = [weakref.ref(layer.node) for layer in trace.record().layers]
-            nodes += [weakref.ref(run.entry) for run in trace._cuts.values()]
-            nodes += [weakref.ref(layer.node) for run, _ in trace._followed.values() for layer in run.layers]
-            nodes += [weakref.ref(run.output) for run, _ in trace._followed.values()]
-            del trace
-            assert all(node() is None for node in nodes), method
+        before = len(tensors())
+        trace = Trace(model, images)
+        vitreous.explain(model, trace, method, 1)
+        assert len(tensors()) > before
+        del trace
+        assert len(tensors()) == before
     finally:
         gc.enable()
 
 
+def tensors() -> list[Tensor]:
+    """All that are alive."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+
+
 def test_only_the_last_block_is_differentiated_for_cdam_and_gradcam() -> None:
-    trace = Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))
+    net, images = copy.deepcopy(zoo.network("timm ViT")), zoo.images("timm ViT")
+    model, seen = Model(net), []
+    Trace(model, images).unseen()  # what is found out once for a model
+
+    def watched(number: int, run: Any) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            out: Tensor = run(x)
+            seen.append((number, x.requires_grad, out.requires_grad))
+            return out
+
+        return forward
+
+    for number, block in enumerate(net.blocks):
+        block.forward = watched(number, block.forward)
+    trace = Trace(model, images)
     for method in ("cdam", "gradcam"):
-        vitreous.explain(trace.model, trace, method, 1)
-    assert trace._record is None and list(trace._cuts) == [(2, False)]
-    for run in (trace._cuts[2, False], trace.cut()):
-        assert not run.images.requires_grad and run.entry.grad_fn is None
-    assert [layer.name for layer in trace.cut().layers] == ["blocks.2.attn"]
+        vitreous.explain(model, trace, method, 1)
+    assert seen == [(0, False, False), (1, False, False), (2, False, True)], "one run for both"
+    run = trace.cut()
+    assert not run.images.requires_grad and run.entry is not None and run.entry.grad_fn is None
+    assert [layer.name for layer in run.layers] == ["blocks.2.attn"]
 
 
 def test_a_gpu_with_too_little_memory_gets_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +523,7 @@ def test_frozen_parts_are_differentiated_all_the_same(method: str) -> None:
     images = zoo.images("timm ViT")
     ours, expected = (vitreous.explain(Model(net), images, method, 1).map for net in (frozen, free))
     assert ours.abs().max() > 0
-    assert torch.equal(ours, expected)
+    assert off(ours, expected) <= ROUNDING
 
 
 def test_inference_mode_inside_a_model_is_said() -> None:

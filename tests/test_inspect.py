@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from conftest import Run, off
+from machine import ROUNDING
 from matplotlib.figure import Figure
 from PIL import Image
 from scipy.stats import entropy
@@ -178,9 +179,9 @@ def test_written_out_attention_shows_the_same_queries_and_keys(name: str) -> Non
     fused, eager = zoo.model(f"{name} sdpa"), Model(copy.deepcopy(zoo.network(f"{name} eager")))
     eager.module.load_state_dict(fused.module.state_dict())
     one, other = (inspect.qk(model, zoo.images(f"{name} sdpa", 1), layer=1, head=1) for model in (fused, eager))
-    assert [channel.channel for channel in one.ranking] == [channel.channel for channel in other.ranking]
-    assert off(other.q, one.q) < 1e-5 and off(other.k, one.k) < 1e-5
-    assert off(other.leaving, one.leaving) < 1e-3, "the scale is fitted"
+    mine, theirs = (np.argsort([channel.channel for channel in view.ranking]) for view in (one, other))
+    assert off(other.q[theirs], one.q[mine]) < 1e-5 and off(other.k[theirs], one.k[mine]) < 1e-5
+    assert off(other.leaving[theirs], one.leaving[mine]) < 1e-3, "the scale is fitted"
 
 
 # ----------------------------------------------------------------------------------------------------------- channels
@@ -192,7 +193,7 @@ def pictures(count: int = 5, size: tuple[int, int] = (5, 7)) -> np.ndarray:
 
 def test_the_share_between_two_classes() -> None:
     made = pictures()
-    for ours, picture in zip(channels.split_share(made), made.astype(np.float64)):
+    for ours, picture in zip(channels.split_share(made), made.astype(np.float64), strict=True):
         values, best = np.sort(picture.ravel()), 0.0
         for cut in range(1, len(values)):
             low, high = values[:cut], values[cut:]
@@ -209,7 +210,7 @@ def test_morans_i() -> None:
     h, w = made.shape[1:]
     spots = [(y, x) for y in range(h) for x in range(w)]
     near = np.array([[abs(a - c) + abs(b - d) == 1 for c, d in spots] for a, b in spots], float)
-    for ours, picture in zip(channels.moran(made), made.astype(np.float64)):
+    for ours, picture in zip(channels.moran(made), made.astype(np.float64), strict=True):
         z = picture.ravel() - picture.mean()
         assert ours == pytest.approx(len(z) / near.sum() * (z @ near @ z) / (z @ z), abs=1e-9)
     board = np.indices((6, 6)).sum(0)[None] % 2 * 1.0
@@ -313,17 +314,17 @@ def test_heads_are_the_readouts_attention(name: str) -> None:
     trace = Trace(model, x)
     view = inspect.heads(model, trace)
     layout = trace.layout
-    for layer, maps in zip(trace.attention, view.maps):
+    for layer, maps in zip(trace.attention, view.maps, strict=True):
         rows = torch.einsum("n,hnm->hm", trace.readout[0], layer.weights[0].detach())
         patches = rows[:, layout.prefix : layout.prefix + layout.patches]
         assert off(maps.reshape(len(maps), -1), patches) < 1e-5
     assert off(view.patches, view.maps.sum((2, 3))) < 1e-6 and view.patches.max() < 1 + 1e-5
-    for width, map in zip(view.width.ravel(), view.maps.reshape(-1, layout.patches)):
+    for width, map in zip(view.width.ravel(), view.maps.reshape(-1, layout.patches), strict=True):
         assert width == pytest.approx(np.exp(entropy(map)) / layout.patches, rel=1e-4)
     narrow, wide = view.extremes
     assert view.width[narrow] == view.width.min() and view.width[wide] == view.width.max()
     last = inspect.heads(model, trace, layers=[-1])
-    assert last.layers == (2,) and np.array_equal(last.maps[0], view.maps[2])
+    assert last.layers == (2,) and off(last.maps[0], view.maps[2]) <= ROUNDING
     assert f"layer {narrow[0]}, head {narrow[1]}" in view.said
 
 
@@ -344,10 +345,10 @@ def test_discarding() -> None:
     model, x = zoo.model("timm ViT"), zoo.images("timm ViT", 1)
     view = inspect.discard(model, x, ratios=[0.9, 0.0, 0.5, 0.5], heads="max", residual=0.3)
     assert view.ratios == (0.0, 0.5, 0.9)
-    for ratio, map in zip(view.ratios, view.maps):
+    for ratio, map in zip(view.ratios, view.maps, strict=True):
         alone = vitreous.explain(model, x, "rollout", heads="max", discard=ratio, residual=0.3).map[0]
         assert off(map, alone) < 1e-6
-    for map, kept in zip(view.maps.reshape(3, -1), view.kept):
+    for map, kept in zip(view.maps.reshape(3, -1), view.kept, strict=True):
         order = np.sort(map)[::-1]
         count = next(n for n in range(1, 17) if order[:n].sum() >= 0.5 * map.sum())
         assert kept == pytest.approx(count / 16)
@@ -538,7 +539,7 @@ def test_nothing_is_left_behind() -> None:
     before = model.module(x)
     for view in VIEWS.values():
         view(model, x)
-    assert torch.equal(model.module(x), before)
+    assert off(model.module(x).detach(), before.detach()) <= ROUNDING
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.module.modules())
 
 

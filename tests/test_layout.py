@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import zoo
+from conftest import off
+from machine import ROUNDING
 from torch import nn
 
 import vitreous
@@ -81,7 +83,7 @@ def test_a_model_without_attention_refuses() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     model, images = Model(net), torch.randn(1, 3, 64, 64)
     for method in ("rollout", "gradcam", "cdam"):
-        with pytest.raises(Unsupported, match=r"shows no attention.*Try gradient") as caught:
+        with pytest.raises(Unsupported, match=r"shows no attention.*Try .*\bgradient\b") as caught:
             vitreous.explain(model, images, method, 1)
         assert "gradcam" not in str(caught.value).split("Try ")[1]
     assert vitreous.explain(model, images, "gradient", 1).map.abs().max() > 0
@@ -229,5 +231,6 @@ def test_checkpointed_models_are_explained_as_they_are() -> None:
     net.train()
     for method in ("gae", "grad_rollout", "cdam", "legrad"):
         ours = vitreous.explain(Model(net), zoo.images("timm ViT"), method, 1).map
-        assert torch.equal(ours, vitreous.explain(zoo.model("timm ViT"), zoo.images("timm ViT"), method, 1).map)
+        plain = vitreous.explain(zoo.model("timm ViT"), zoo.images("timm ViT"), method, 1).map
+        assert off(ours, plain) <= ROUNDING
     assert net.grad_checkpointing and net.training

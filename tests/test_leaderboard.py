@@ -46,12 +46,8 @@ def loaded(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
 @pytest.fixture
 def own() -> Iterator[None]:
     """Whatever a test declares is forgotten."""
-    assert len(METHODS) and len(METRICS)
-    before = dict(METHODS._known), dict(METRICS._known)
-    yield
-    for registry, known in zip((METHODS, METRICS), before):
-        registry._known.clear()
-        registry._known.update(known)
+    with METHODS.temporary(), METRICS.temporary():
+        yield
 
 
 def photo(path: Path, seed: int = 0, size: tuple[int, int] = (90, 60)) -> Path:
@@ -162,8 +158,8 @@ def test_a_map_that_is_right_wins_and_noise_does_not(small: Model, folder: Path)
 @pytest.mark.usefixtures("two_at_a_time")
 def test_the_same_twice(small: Model, folder: Path) -> None:
     one, other = (run_leaderboard(small, folder, "gae", "sparsity,token_deletion", sample=5, seed=3) for _ in range(2))
-    np.testing.assert_array_equal(one.values, other.values)
-    np.testing.assert_array_equal(one.summary().gain_low, other.summary().gain_low)
+    np.testing.assert_allclose(one.values, other.values, rtol=1e-4)
+    np.testing.assert_allclose(one.summary().gain_low, other.summary().gain_low, rtol=1e-3, atol=1e-6)
     assert one.data == other.data and len(one.data) == 5
 
 
@@ -182,7 +178,7 @@ def test_every_failure_leaves_its_reason(small: Model, folder: Path, tmp_path: P
     @method()
     def stumbles(trace: Any, target: Any) -> Any:
         """Fails on some batches."""
-        if trace.images.sum().item() in bad:
+        if any(abs(trace.images.sum().item() - one) < 0.01 for one in bad):
             raise RuntimeError("stumbled")
         return METHODS["random"].run(trace, target)
 
@@ -315,7 +311,8 @@ def test_metrics_by_name_family_and_need() -> None:
     assert "wanted" in [one.name for one in pick_metrics("all", True)[0]]
     found, notes = pick_metrics("all", False)
     assert all(not one.masks for one in found) and "wanted" in notes[0] and "no picture has a mask" in notes[0]
-    assert all(not one.masks for one in pick_metrics(None, False)[0])
+    usual = pick_metrics(None, False)[0]
+    assert usual and all(not one.masks for one in usual)
     with pytest.raises(InputError, match="wanted needs to know where the object is"):
         pick_metrics("wanted", False)
     with pytest.raises(InputError, match="all need masks"):

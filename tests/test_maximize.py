@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from conftest import Run
+from conftest import Run, off
+from machine import ROUNDING
 from PIL import Image
 from torch import Tensor, nn
 
@@ -255,9 +256,10 @@ def test_canvases_begin_near_grey_and_depend_on_their_key(fourier: bool) -> None
     keys = torch.tensor([3, 4, 3])
     images = Canvas(keys, (64, 48), fourier, 1.0, torch.zeros(())).image().detach()
     assert images.shape == (3, 3, 64, 48) and bool(((images > 0) & (images < 1)).all())
-    assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])
+    assert off(images[0], images[2]) <= ROUNDING and off(images[0], images[1]) > 1e-3
     assert 0.5 * START < torch.logit(images).std() < 2 * START
-    assert torch.equal(Canvas(keys[1:2], (64, 48), fourier, 1.0, torch.zeros(())).image()[0], images[1])
+    alone = Canvas(keys[1:2], (64, 48), fourier, 1.0, torch.zeros(())).image().detach()
+    assert off(alone[0], images[1]) <= ROUNDING
 
 
 def test_jitter_is_a_shift_of_the_mirrored_picture() -> None:
@@ -284,14 +286,15 @@ def test_turns_and_sizes_are_the_ones_asked_for() -> None:
 
 def test_draws_depend_on_key_and_step_alone_and_are_even() -> None:
     one, both = drawn(torch.tensor([7]), 2, 5), drawn(torch.tensor([3, 7]), 2, 5)
-    assert torch.equal(one, both[2:]) and not torch.equal(one[0], one[1])
-    assert not torch.equal(one, drawn(torch.tensor([7]), 2, 6))
+    assert off(one, both[2:]) <= ROUNDING and off(one[0], one[1]) > 1e-3
+    assert off(one, drawn(torch.tensor([7]), 2, 6)) > 1e-3
     many = drawn(torch.arange(400), 4, 0)
     assert many.abs().max() <= 1 and many.mean().abs() < 0.02 and abs(many.std() - 3**-0.5) < 0.02
     images = torch.full((4, 3, 8, 8), 0.25)
     keys = torch.tensor([3, 7])
     spread = noisy(images, keys, 2, 1, 0.5) - images
-    assert 0.4 < spread.std() < 0.6 and torch.equal(noisy(images[2:], keys[1:], 2, 1, 0.5), images[2:] + spread[2:])
+    assert 0.4 < spread.std() < 0.6
+    assert off(noisy(images[2:], keys[1:], 2, 1, 0.5), images[2:] + spread[2:]) <= ROUNDING
     draws = drawn(keys, 2, 0)
     expected = 0.5 - 0.25 * (0.3 * draws[1, 5]).exp() + 0.15 * draws[1, 8]
     torch.testing.assert_close(recoloured(images, draws, 0.3)[1, 1], expected.expand(8, 8))
@@ -311,7 +314,7 @@ def test_border_ratio_is_the_ratio_of_squared_steps() -> None:
     images = torch.rand(2, 3, 12, 24, dtype=torch.float64)
     images[1, :, :, :8] += 1.0
     ours = border_ratio(images, (4, 8))
-    for image, ratio in zip(images.numpy(), ours.tolist()):
+    for image, ratio in zip(images.numpy(), ours.tolist(), strict=True):
         border, inside = slow_energies(image, (4, 8))
         assert ratio == pytest.approx(np.mean(border) / np.mean(inside))
     assert ours[1] > ours[0]
@@ -400,11 +403,16 @@ def test_a_seed_gives_the_same_pictures_again() -> None:
     torch.manual_seed(1)
     again = maximize(model, ["class:1", "class:2"], steps=3, seed=[5, 6], **QUICK)
     assert again.units == ("class:1", "class:1", "class:2", "class:2") and again.seeds == (5, 6, 5, 6)
-    assert torch.equal(one.film[0, 0], again.film[0, 0])
+    assert levels(one.film[0, 0], again.film[0, 0]) <= 1
     assert (one.images[0] - again.images[0]).abs().max() < 1.5 / 255
-    assert not torch.equal(again.images[0], again.images[1])
-    assert torch.equal(again.film[0, 0], again.film[2, 0])  # units begin alike, seeds do not
-    assert not torch.equal(again.film[0, 0], again.film[1, 0])
+    assert off(again.images[0], again.images[1]) > 1e-3
+    assert levels(again.film[0, 0], again.film[2, 0]) <= 1 < levels(again.film[0, 0], again.film[1, 0])
+    # units begin alike, seeds do not
+
+
+def levels(one: Tensor, other: Tensor) -> int:
+    """How far two frames of a film are apart at most; a level of brightness is a matter of rounding."""
+    return int((one.int() - other.int()).abs().max())
 
 
 def test_continuity_takes_the_checkerboard_away() -> None:
@@ -449,8 +457,8 @@ def test_other_precisions() -> None:
     found = maximize(Model(net, name="half"), ["class:1", "block:1/channel:3"], steps=8, rate=0.2, **QUICK)
     assert found.images.dtype == torch.float32 and bool((found.final > found.start).all())
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = maximize(zoo.model("timm ViT"), "class:1", steps=2, **QUICK)
-    assert mixed.images.isfinite().all()
+        mixed = maximize(zoo.model("timm ViT"), "class:1", steps=8, rate=0.2, **QUICK)
+    assert mixed.images.dtype == torch.float32 and bool((mixed.final > mixed.start).all())
 
 
 class Impatient:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from conftest import off
+from machine import DIFFERENCES
 from torch import nn
 
 import vitreous
@@ -20,17 +22,12 @@ CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly
     "optimus": {"single_heads": False, "controls": 3},
     "smoothgrad": {"samples": 2},
 }
-
-
-def is_rare(method: str, name: str) -> bool:
-    """Only in `make test-all`: methods of one image at a time cost minutes; eager twins compute the same otherwise."""
-    number = list(zoo.ZOO).index(name)
-    once = {"optimus": 4, "occlusion": 3, "vit_cx": 2}.get(method, 1)  # one model in so many
-    return METHODS[method].alone and (name.endswith(" eager") or number % once > 0)
+IN_MODULES = ("legrad", "value_zeroing")  # methods that need layers in modules of their own
+ROUGH = ("transformer_attribution",)  # methods whose maps bfloat16 changes much: see test_lrp
 
 
 PAIRS = [
-    pytest.param(method, name, marks=[pytest.mark.slow] if is_rare(method, name) else [])
+    pytest.param(method, name, marks=[] if zoo.is_quick(method, name) else [pytest.mark.slow])
     for method in METHODS
     for name in zoo.ZOO
 ]
@@ -65,7 +62,7 @@ def test_battery(method: str, name: str) -> None:
     target = aim(method, name)
     model.layout_at(entry.size)
     before = state(model.net)
-    if (METHODS[method].attention and not entry.flow) or (method in ("legrad", "value_zeroing") and not entry.blocks):
+    if (METHODS[method].attention and not entry.flow) or (method in IN_MODULES and not entry.blocks):
         with pytest.raises(Unsupported):
             vitreous.explain(model, images, method, target)
         assert state(model.net) == before
@@ -74,28 +71,23 @@ def test_battery(method: str, name: str) -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         return vitreous.explain(model, x, method, target, **CHEAP.get(method, {})).map
 
-    maps = run(images)
+    try:
+        maps = run(images)
+    except Unsupported as said:
+        remedy = "declare it with attention=True" if not entry.flow else "name it in IN_MODULES of this file"
+        pytest.fail(f"{said}\nIf {method} cannot work on {name}, {remedy}")
     assert state(model.net) == before, "no side effects"
     assert maps.dtype == torch.float32
     assert maps.shape[0] == count
-    assert tuple(maps.shape[1:]) in (entry.grid, entry.size) or not entry.flow, "the right grid"
+    merged = (1,) if entry.flow else (1, 2, 4)  # windowed models merge patches in later stages
+    grids = [(-(-entry.grid[0] // scale), -(-entry.grid[1] // scale)) for scale in merged]
+    assert tuple(maps.shape[1:]) in (*grids, entry.size), "the right grid"
     assert maps.isfinite().all()
     assert maps.flatten(1).std(1).min() > 0, "it says something"
-    assert torch.equal(maps, run(images)), "deterministic"
+    assert off(run(images), maps) <= DIFFERENCES, "deterministic"
     lone = [1, 1] if name == "timm XCiT" else [1]  # torch's own gradient of XCiT is wrong for a batch of one
     alone = run(images[lone])
-    assert (alone[0] - maps[1]).abs().max() <= 5e-5 * maps[1].abs().max(), "batch-invariant"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_declarations_are_complete(method: str) -> None:
-    declared = METHODS[method]
-    assert declared.summary.endswith(".") and len(declared.summary) < 160
-    assert declared.formula
-    assert declared.run.__module__ == f"vitreous.methods.{declared.family}.{method}", "one method, one file"
-    for option, field in declared.options.model_fields.items():
-        assert field.description, f"{method}.{option} needs a description"
-        assert not field.is_required(), f"{method}.{option} needs a default"
+    assert off(alone[0], maps[1]) <= DIFFERENCES, "batch-invariant"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -108,7 +100,7 @@ def test_training_mode_is_restored_and_not_used(method: str) -> None:
     images, options = zoo.images("sequence first"), CHEAP.get(method, {})
     ours = vitreous.explain(vitreous.Model(net), images, method, target, **options).map
     expected = vitreous.explain(zoo.model("sequence first"), images, method, target, **options).map
-    assert torch.equal(ours, expected)
+    assert off(ours, expected) <= DIFFERENCES, "dropout would change it much more"
     assert net.training and net.body.layers[0].training
 
 
@@ -117,10 +109,10 @@ def test_grad_modes_of_the_caller_do_not_matter(method: str) -> None:
     model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
     target, options = aim(method), CHEAP.get(method, {})
     expected = vitreous.explain(model, images, method, target, **options).map
-    with torch.no_grad():
-        assert torch.equal(vitreous.explain(model, images, method, target, **options).map, expected)
-    with torch.inference_mode():
-        assert torch.equal(vitreous.explain(model, images, method, target, **options).map, expected)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = vitreous.explain(model, images, method, target, **options).map
+        assert off(found, expected) <= DIFFERENCES, "torch may choose other kernels"
     assert not expected.requires_grad
 
 
@@ -133,7 +125,7 @@ def test_half_precision_models_give_float32_maps(method: str) -> None:
     half = vitreous.explain(vitreous.Model(net.bfloat16()), images, method, target, **options).map
     assert half.dtype == torch.float32
     assert half.isfinite().all()
-    jumps = METHODS[method].family in ("control", "arbitration")  # another map may be the best
-    if not jumps and method != "transformer_attribution":  # ill-conditioned: see test_lrp
-        together = torch.stack([exact.flatten(), half.flatten()])
-        assert torch.corrcoef(together)[0, 1] > 0.9
+    assert half.flatten(1).std(1).min() > 0, "it says something"
+    if METHODS[method].family != "arbitration" and method not in ROUGH:  # where another map may be the best
+        r = torch.corrcoef(torch.stack([exact.flatten(), half.flatten()]))[0, 1]
+        assert r > 0.9, f"if the formula of {method} makes rounding this large, name it in ROUGH"

@@ -42,7 +42,7 @@ def whole_norms(trace: Trace, layer: Any, residual: bool) -> Tensor:
 # ------------------------------------------------------------------------------------------------ published numbers
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_value_zeroing_oracle(deit: Model, double: Model, oracle: Oracle, precision: str) -> None:
     model = deit if precision == "float32" else double
     raw = oracle("value_zeroing", "both/any/raw")
@@ -94,7 +94,7 @@ def slow_changes(name: str) -> list[Tensor]:
     return [zero_oracle.changes(*slow(model, trace, layer)) for layer in range(trace.layout.layers)]
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", zoo.thinned("value_zeroing", BLOCKS))
 def test_value_zeroing_is_one_run_a_value(name: str) -> None:
     trace = doubled(name)[1]
     read = trace.readout[0].double()
@@ -110,7 +110,7 @@ def test_value_zeroing_is_one_run_a_value(name: str) -> None:
     assert off(ours, trace.map(zero_oracle.rolled(slow_changes(name), read)[None])) < limit
 
 
-@pytest.mark.parametrize("name", FLOW)
+@pytest.mark.parametrize("name", zoo.thinned("norm_attention", FLOW))
 def test_norm_attention_is_the_length_of_what_is_taken(name: str) -> None:
     model, trace = doubled(name)
     read, depth = trace.readout[0].double(), trace.layout.layers
@@ -126,7 +126,7 @@ def test_norm_attention_is_the_length_of_what_is_taken(name: str) -> None:
         assert off(ours, trace.map(norm_oracle.rolled(expected, read, not residual)[None])) < 2e-5
 
 
-@pytest.mark.parametrize("name", FLOW)
+@pytest.mark.parametrize("name", zoo.thinned("attention_flow", FLOW))
 @pytest.mark.parametrize(
     "options",
     [{}, {"heads": "max", "residual": 0.1}, {"heads": "min", "residual": 0.9, "start_layer": 1}, {"discard": 0.8}],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from conftest import off
+from machine import ROUNDING
 from scipy import stats
 
 from vitreous.noise import STRIDE, mixed, normal
@@ -40,5 +42,5 @@ def test_numbers_are_standard_normal_and_unrelated() -> None:
 def test_numbers_depend_on_their_key_and_turn_alone() -> None:
     keys = torch.tensor([8, 9, 10])
     both = normal(keys, 7, 5)
-    assert torch.equal(both[1:2], normal(torch.tensor([9]), 7, 5)) and both.dtype == torch.float32
-    assert not torch.equal(both, normal(keys, 7, 6))
+    assert off(both[1:2], normal(torch.tensor([9]), 7, 5)) <= ROUNDING and both.dtype == torch.float32
+    assert off(both, normal(keys, 7, 6)) > 0.1

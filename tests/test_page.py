@@ -12,11 +12,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+for needed in ("fastapi", "uvicorn", "multipart"):
+    pytest.importorskip(needed, reason="the tests of the page need a server: pip install 'vitreous[web]'")
+sync = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright: pip install playwright")
+
+import numpy as np
 import torch
 import uvicorn
 import zoo
+from machine import PATIENCE, until
 from PIL import Image
 
 import vitreous
@@ -31,42 +37,48 @@ from vitreous.web.app import create_app
 from vitreous.web.engine import Engine, Source
 from vitreous.web.limits import Limits
 
-sync = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright: pip install playwright")
-
+pytestmark = pytest.mark.browser
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 LABELS = ["tabby, tabby cat", "tiger cat", "cat bear", "dog", "sea cat", "lynx", "zebra"]
-SHOTS = Path(os.environ.get("VITREOUS_SCREENSHOTS", Path(__file__).parents[1] / "out" / "screenshots"))
+SHOTS = os.environ.get("VITREOUS_SCREENSHOTS")  # a folder for those who want to look at the page
+LONG = 100_000  # steps of a job that no test waits for
 TABS = ("explain", "attention", "concepts", "faithfulness", "inside")
 THREE = "method=cdam&method=gae&method=rollout"
 DONE = ".grid td:not(.waiting) .legend span:last-child:not(:empty)"
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    """A server with tiny models, and a method that takes its time."""
+def slow_method() -> Iterator[None]:
+    """A method that takes its time."""
 
-    @method(family="control")
-    def dawdle(trace: Trace, target: vitreous.Target, *, times: int = 400) -> Map:
+    def dawdle(trace: Trace, target: vitreous.Target, *, times: int = LONG) -> Map:
         """Nothing, slowly."""
         for _ in steps(range(times), times, "dawdling"):
             time.sleep(0.01)
         return torch.zeros(len(trace), *trace.layout.grid)
 
+    with METHODS.temporary():
+        method(family="control")(dawdle)
+        yield
+
+
+@pytest.fixture(scope="module")
+def site(slow_method: None) -> Iterator[str]:
+    """A server with tiny models, and with the slow method."""
     names = ["timm ViT", "timm DINOv2 registers", "timm Swin"]
     models = [Model(decided(zoo.network(name)), labels=LABELS, name=name.replace(" ", "-")) for name in names]
-    engine = Engine([(model, Source("x/y")) for model in models], Limits(rate=1e6, burst=10**6))
+    limits = Limits(rate=1e6, burst=10**6, seconds=PATIENCE, patience=PATIENCE, job_seconds=PATIENCE)
+    engine = Engine([(model, Source("x/y")) for model in models], limits)
     engine.warm()
     config = uvicorn.Config(create_app(engine), log_level="error", ws="none", timeout_graceful_shutdown=1)
     server, listening = uvicorn.Server(config), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive(), "the start of the server")
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     server.should_exit = True
     thread.join()
     listening.close()
-    METHODS._known.pop("dawdle")
 
 
 def decided(network: torch.nn.Module) -> torch.nn.Module:
@@ -101,7 +113,7 @@ def visit(browser: Any, site: str) -> Iterator[Callable[..., Any]]:
 
     def open_page(address: str = "", *, wide: int = 1280, high: int = 800, ready: str = DONE, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": wide, "height": high}, accept_downloads=True, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(1000 * PATIENCE)
         contexts.append(context)
         page = context.new_page()
         page.expected = expected
@@ -117,8 +129,8 @@ def visit(browser: Any, site: str) -> Iterator[Callable[..., Any]]:
 
 
 def shot(page: Any, name: str) -> None:
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"{name}.png")
+    if SHOTS:
+        page.screenshot(path=Path(SHOTS) / f"{name}.png")
 
 
 def photo(seed: int = 0, size: int = 96) -> dict[str, Any]:
@@ -313,7 +325,7 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     page.keyboard.press("ArrowRight")
     page.wait_for_selector(".badge:visible")
     assert "row" in page.locator("#live").inner_text()
-    assert "patch=" in page.evaluate("new Promise(done => setTimeout(() => done(location.hash), 300))")
+    page.wait_for_function("() => location.hash.includes('patch=')")
     page.locator("#tab-explain").focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_selector(".heads .thumb[aria-pressed=true]")
@@ -342,7 +354,6 @@ def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high:
     for tab in TABS:
         page.evaluate("tab => document.getElementById(`tab-${tab}`).click()", tab)
         page.wait_for_selector(ready.get(tab, DONE))
-        page.wait_for_timeout(150)
         shot(page, f"{tab}-{wide}-{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth") <= wide
     ink, paper = (luminance(page, "body", kind) for kind in ("color", "backgroundColor"))
@@ -407,7 +418,9 @@ def test_address_gives_the_view_again(visit: Callable[..., Any]) -> None:
 
 def test_cancel_and_options(visit: Callable[..., Any]) -> None:
     page = visit("method=dawdle&method=cdam&target=top-1", ready=".progress:not([hidden])")
-    page.wait_for_function("() => /\\d+\\/400.*left/.test(document.querySelector('.progress').innerText)")
+    page.wait_for_function(
+        "n => RegExp(`\\\\d+/${n}.*left`).test(document.querySelector('.progress').innerText)", arg=LONG
+    )
     shot(page, "progress")
     page.locator("#explain .progress button").click()
     page.wait_for_selector("#explain .problem")

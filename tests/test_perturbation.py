@@ -31,6 +31,8 @@ from vitreous.methods.perturbation.rise import draw
 from vitreous.variants import left_out, ways
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
+SMALL_ZOO = [name for name in zoo.ZOO if "448" not in name]
+SMALL_FLOW = [name for name in FLOW if "448" not in name]
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]
 METHODS = ("token_ablation", "occlusion", "rise", "vit_cx")
 SMALL: dict[str, dict[str, Any]] = {"rise": {"masks": 20}}
@@ -46,9 +48,7 @@ def exact(name: str) -> Model:
     """A tiny model in double precision: what falls is small beside what is left."""
     net = zoo.ZOO[name].make()
     net.load_state_dict(zoo.network(name).state_dict())
-    model, size = Model(net.double().eval(), name=name), zoo.ZOO[name].size
-    model._layouts[size] = zoo.model(name).layout_at(size)
-    return model
+    return Model(net.double().eval(), name=name)
 
 
 def pictures(name: str, count: int = 3) -> Tensor:
@@ -87,6 +87,7 @@ def test_vit_cx_oracle(deit: Model, oracle: Oracle, image: str, which: int) -> N
     assert off(ours.map[0], oracle("vitcx", f"{image}/{target}/map")) < 3e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", Oracle.IMAGES)
 def test_vit_cx_oracle_in_double_precision(double: Model, oracle: Oracle, image: str) -> None:
     target = oracle.targets(image)[0]
@@ -113,7 +114,10 @@ def partition(labels: np.ndarray) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(labels == one).tolist()) for one in np.unique(labels)}
 
 
-@pytest.mark.parametrize(("image", "which"), [("both", 0), ("dogbird", 1), ("pet1", 0)])
+@pytest.mark.parametrize(
+    ("image", "which"),
+    [("both", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dogbird", 1), ("pet1", 0)))],
+)
 def test_token_ablation_oracle(deit: Model, oracle: Oracle, image: str, which: int) -> None:
     target = oracle.targets(image)[which]
     ours = explained(deit, oracle.input(image), "token_ablation", target)
@@ -127,6 +131,7 @@ def test_token_ablation_oracle_in_double_precision(double: Model, oracle: Oracle
     assert off(ours[0], oracle("token_ablation", f"both/{target}/tam")) < 1e-6
 
 
+@pytest.mark.slow
 def test_real_occlusion_and_rise_find_the_animal(deit: Model, oracle: Oracle) -> None:
     """Dog above, cat below: what hides the dog harms the dog."""
     dog, cat = (slice(0, 8), slice(4, 10)), (slice(8, 14), slice(2, 13))
@@ -171,7 +176,7 @@ def slow_ablation(model: Model, images: Tensor, probability: bool = False) -> Te
     return plain_ablation.falls(model.module, lambda: run(images), layout)
 
 
-@pytest.mark.parametrize("name", [name for name in FLOW if "448" not in name])
+@pytest.mark.parametrize("name", zoo.thinned("token_ablation", SMALL_FLOW))
 def test_token_ablation_takes_the_token_out(name: str) -> None:
     model, images = exact(name), pictures(name)
     expected = slow_ablation(model, images)
@@ -192,7 +197,7 @@ def test_attention_without_one_token(sharp: float) -> None:
     q, k, v = (torch.randn(1, 2, 9, 4, generator=generator) for _ in range(3))
     left = torch.tensor([0, 3, 8])
     ours = left_out(ways(q * sharp, k, v, None), left)
-    for one, gone in zip(ours, left.tolist()):
+    for one, gone in zip(ours, left.tolist(), strict=True):
         others = [token for token in range(9) if token != gone]
         rest = (q * sharp).double(), k[:, :, others].double(), v[:, :, others].double()
         assert off(one, F.scaled_dot_product_attention(*rest)[0].float()) < 2e-6
@@ -273,7 +278,7 @@ def slow_occlusion(name: str, fill: str = "mean", probability: bool = False, **o
     return plain_occlusion.falls(run, images, cover_of(images, fill), entry.grid, patch, **options)
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.ZOO if "448" not in name])
+@pytest.mark.parametrize("name", zoo.thinned("occlusion", SMALL_ZOO))
 def test_occlusion_paints_each_patch(name: str) -> None:
     assert off(explained(exact(name), pictures(name), "occlusion", aim(name)), slow_occlusion(name)) < 1e-6
 
@@ -377,7 +382,7 @@ def test_occlusion_with_a_layout_given_by_hand() -> None:
 # ----------------------------------------------------------------------------------------------------- random masks
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.ZOO if "448" not in name])
+@pytest.mark.parametrize("name", zoo.thinned("rise", SMALL_ZOO))
 def test_rise_mask_by_mask(name: str) -> None:
     model, images = exact(name), pictures(name)[:2]
     ours = explained(model, images, "rise", aim(name), masks=12)
@@ -413,7 +418,7 @@ def test_seeds_give_other_masks_and_other_noise() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-@pytest.mark.parametrize("name", zoo.ZOO)
+@pytest.mark.parametrize("name", zoo.thinned("vit_cx"))
 def test_vit_cx_step_by_step(name: str, noise: float) -> None:
     model, images, classifier = exact(name), pictures(name)[:1], exact(name).classifier is not False
     threshold = 0.08 if name in ("timm Swin", "timm ViT 224×448") else 0.25
@@ -489,7 +494,7 @@ def test_targets_and_maps_are_each_images_own(method: str) -> None:
     for i, target in enumerate((3, 4, "5-6")):
         assert off(explained(model, images[i : i + 1], method, target)[0], together[i]) < 1e-6
     best = Trace(model, images).output.argmax(-1).tolist()
-    assert torch.equal(explained(model, images, method, None), explained(model, images, method, best))
+    assert off(explained(model, images, method, None), explained(model, images, method, best)) < 1e-6
 
 
 class Tight(nn.Module):
@@ -535,10 +540,9 @@ def test_memory_for_not_even_one_is_an_error(method: str) -> None:
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in net.modules())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "vit_cx"])
 def test_probabilities_need_classes(method: str) -> None:
-    if "of" not in vitreous.METHODS[method].options.model_fields:
-        return
+    """Not for vit_cx, which has no choice and takes the score of what has no probability (see above)."""
     with pytest.raises(OptionError, match="of=probability needs a class"):
         explained(exact("timm ViT"), pictures("timm ViT"), method, "neuron:1", of="probability")
 
@@ -552,7 +556,9 @@ def test_mixed_precision_of_the_caller(method: str, name: str) -> None:
     plain = vitreous.explain(model, images, method, 1, **options).map
     with torch.autocast("cpu", torch.bfloat16):
         mixed = vitreous.explain(model, images, method, 1, **options).map
-    assert mixed.dtype == torch.float32 and mixed.isfinite().all()
+    assert mixed.dtype == torch.float32
     assert not torch.equal(mixed, plain), "it did run in another precision"
-    if not vitreous.METHODS[method].level:
+    if vitreous.METHODS[method].level:  # scores, which hardly differ from patch to patch
+        assert off(mixed, plain) < 0.05
+    else:
         assert torch.corrcoef(torch.stack([plain.flatten(), mixed.flatten()]))[0, 1] > 0.9

@@ -166,6 +166,7 @@ def test_a_single_patch_reaches_the_end_of_the_scale() -> None:
     assert colour.limits(DEGENERATE["one patch below zero"], True) == (-1, 1)
 
 
+@pytest.mark.process
 def test_line_colours_depend_on_the_name_alone() -> None:
     common = ["attention", "rollout", "gae", "cdam", "integrated_gradients", "attn_lrp", "token_ablation", "legrad"]
     assert len({colour.line_colour(name) for name in common}) == len(common)
@@ -419,6 +420,7 @@ def test_figures_from_many_threads_are_the_same() -> None:
     assert len(drawn) == 1
 
 
+@pytest.mark.process
 def test_pyplot_is_never_touched() -> None:
     asked = "import sys, vitreous.plot.figure; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", asked], check=True)

@@ -7,7 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import safetensors.torch
 import timm
 import torch
 import zoo
-from conftest import Run
+from conftest import Run, off
+from machine import ROUNDING
 from PIL import Image
 from test_methods import CHEAP, state
 from torch import nn
@@ -32,6 +33,7 @@ from vitreous.probe import Evaluation, Probe, Progress, attach, evaluate, load_p
 from vitreous.probed import Probed, embed
 
 CLASSES = ("blue", "green", "red")
+LEARNED = 1e-3  # rounding, after some steps of learning have made it larger
 QUICK: dict[str, Any] = {"epochs": 6, "batch": 16, "lr": 0.02, "validation": 0.25}
 
 
@@ -147,7 +149,8 @@ def test_logits_are_the_head_of_the_embedding(name: str) -> None:
     assert torch.allclose(ours, z.detach() @ head.weight.T + head.bias, atol=1e-5)
     trace = Trace(probed(name), images)
     assert trace.classifies
-    assert torch.equal(trace.any_whole().embedding, z), "what the probe reads is an embedding, for concepts too"
+    read = trace.any_whole().embedding
+    assert off(read.detach(), z.detach()) <= ROUNDING, "what the probe reads is an embedding, for concepts too"
     assert probed(name).labels == {i: f"kind {i}" for i in range(4)}
     assert probed(name).size == model.size
 
@@ -157,7 +160,14 @@ THOROUGH = ("timm ViT", "timm SigLIP", "open_clip ViT-B-32", "HF DINOv2 sdpa")  
 PAIRS = [(m, name) for name in BACKBONES for m in METHODS if m in EVERYWHERE or name in THOROUGH]
 
 
-@pytest.mark.parametrize(("method", "name"), PAIRS)
+def is_quick(method: str, name: str) -> bool:
+    return name == THOROUGH[0] or zoo.is_quick(f"{method} of a probe", name)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [pytest.param(*pair, marks=[] if is_quick(*pair) else [pytest.mark.slow]) for pair in PAIRS],
+)
 def test_battery(method: str, name: str) -> None:
     """A class of a probe is the concept whose direction is its row of W: every method draws the same for both.
 
@@ -177,7 +187,7 @@ def test_battery(method: str, name: str) -> None:
         return
     concept = Concept(head.weight[2], "dot") if targeted else None
     expected = vitreous.explain(model, images, method, concept, **options).map
-    assert (maps - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert off(maps, expected) <= 1e-4, f"a method that reads the score itself declares level=True; {method} does not"
 
 
 @pytest.mark.parametrize(
@@ -189,11 +199,11 @@ def test_its_own_head_as_a_probe_is_the_model_itself(name: str, layer: str) -> N
     own = model.module.get_submodule(layer)
     head = replace(random_probe(model, zoo.CLASSES), weight=own.weight.detach(), bias=own.bias.detach())
     ours = attach(model, head)
-    assert torch.equal(Trace(ours, images).output, Trace(model, images).output)
+    assert off(Trace(ours, images).output, Trace(model, images).output) <= ROUNDING
     for method in ("rollout", "gae", "cdam", "gradient"):
         target = 3 if METHODS[method].targeted else None
         maps = [vitreous.explain(each, images, method, target).map for each in (ours, model)]
-        assert torch.equal(*maps)
+        assert off(*maps) <= ROUNDING
 
 
 def test_several_embeddings_are_refused() -> None:
@@ -224,7 +234,7 @@ def test_copies_stand_alone() -> None:
         expected = ours.run(images)
         for parameter in other.net.parameters():
             parameter.zero_()
-        assert torch.equal(ours.run(images), expected)
+        assert off(ours.run(images), expected) <= ROUNDING
         assert not other.run(images).any()
 
 
@@ -245,7 +255,7 @@ def test_backbone_and_probe_side_by_side_in_threads() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 2 * len(jobs)
-    assert all(torch.equal(maps, expected[i % len(jobs)]) for i, maps in found.items())
+    assert all(off(maps, expected[i % len(jobs)]) <= ROUNDING for i, maps in found.items())
 
 
 def test_half_precision_and_autocast() -> None:
@@ -294,7 +304,7 @@ def test_caller_modes_do_not_matter(data: Path, tmp_path: Path) -> None:
     train(zoo.model("timm ViT"), data, tmp_path / "a", **QUICK)
     with torch.inference_mode():
         train(zoo.model("timm ViT"), data, tmp_path / "b", **QUICK)
-    assert torch.equal(load_probe(tmp_path / "a").weight, load_probe(tmp_path / "b").weight)
+    assert off(load_probe(tmp_path / "b").weight, load_probe(tmp_path / "a").weight) <= LEARNED
 
 
 def test_the_file(data: Path, tmp_path: Path) -> None:
@@ -335,7 +345,7 @@ def test_the_best_epoch_is_written(data: Path, tmp_path: Path) -> None:
     short = train(model, data, tmp_path / "short", **{**wild, "epochs": report.best})
     assert short.best == report.best
     written = load_probe(tmp_path / "all")
-    assert torch.equal(written.weight, load_probe(tmp_path / "short").weight)
+    assert off(load_probe(tmp_path / "short").weight, written.weight) <= LEARNED
     assert by_hand(model, data, written, 0.25) == pytest.approx(report.accuracy)
 
 
@@ -343,8 +353,7 @@ def test_seeds(data: Path, tmp_path: Path) -> None:
     for name, seed in [("a", 0), ("b", 0), ("c", 1)]:
         train(zoo.model("timm ViT"), data, tmp_path / name, **QUICK, seed=seed)
     a, b, c = (load_probe(tmp_path / name).weight for name in "abc")
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
+    assert off(b, a) <= LEARNED < off(c, a)
 
 
 def test_embeddings_are_computed_once_without_augmentation(data: Path, tmp_path: Path) -> None:
@@ -391,8 +400,10 @@ def test_a_resumed_run_ends_with_the_same_head(augment: bool, data: Path, tmp_pa
     report = train(counted.model, data, out, **QUICK, augment=augment)
     assert counted.images == (12 + 6 * 36 if augment else 48), "nothing was computed twice"
     assert report.resumed == 5
-    assert torch.equal(weights_of(out), weights_of(tmp_path / "whole"))
-    assert report == replace(whole, out=out, backbone=report.backbone, resumed=5)
+    assert off(weights_of(out), weights_of(tmp_path / "whole")) <= LEARNED
+    for now, then in zip(report.epochs, whole.epochs, strict=True):
+        assert astuple(now) == pytest.approx(astuple(then), rel=LEARNED)
+    assert report == replace(whole, out=out, backbone=report.backbone, resumed=5, epochs=report.epochs)
     assert files(tmp_path) == ["parts", "whole"]
     assert not probe.unfinished(out)
 
@@ -415,7 +426,7 @@ def test_interrupts_within_a_long_epoch(
         )
     train(counted.model, data, tmp_path / "parts", **options)
     assert counted.images == 12 + 6 * 36
-    assert torch.equal(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+    assert off(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole")) <= LEARNED
 
 
 def test_another_run_is_not_resumed(data: Path, tmp_path: Path) -> None:
@@ -444,7 +455,7 @@ def test_more_epochs_for_an_interrupted_run(data: Path, tmp_path: Path) -> None:
         train(model, data, tmp_path / "p", **QUICK, progress=stop_after(3))
     report = train(model, data, tmp_path / "p", **{**QUICK, "epochs": 8})
     assert report.resumed == 3
-    assert torch.equal(weights_of(tmp_path / "p"), weights_of(tmp_path / "whole"))
+    assert off(weights_of(tmp_path / "p"), weights_of(tmp_path / "whole")) <= LEARNED
 
 
 def test_a_failed_write_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

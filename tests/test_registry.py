@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from typing import Annotated, Any, Literal
 import pytest
 import torch
 import zoo
+from machine import PATIENCE
 from pydantic import Field
 
 import vitreous
 from vitreous import registry
 from vitreous.errors import OptionError, VitreousError
-from vitreous.registry import METHODS, Method, MethodWarning, Registry, method
+from vitreous.registry import METHODS, METRICS, Declared, Method, MethodWarning, Registry, method
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLE = DOCS / "examples" / "own_method.py"
@@ -61,10 +63,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Registry[Method]:
 @pytest.fixture
 def undo() -> Iterator[None]:
     """What a test declares is gone after it."""
-    before = dict(METHODS)
-    yield
-    METHODS._known.clear()
-    METHODS._known.update(before)
+    with METHODS.temporary():
+        yield
 
 
 # ----------------------------------------------------------------------------------------- signature to declaration
@@ -98,10 +98,10 @@ def test_the_schema_is_json_with_bounds() -> None:
     assert schema["options"]["place"]["default"] == [0, 0]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_methods_schema_is_json(name: str) -> None:
-    schema = json.loads(json.dumps(METHODS[name].schema, allow_nan=False))
-    assert set(schema["options"]) == set(METHODS[name].options.model_fields)
+@pytest.mark.parametrize("one", [*METHODS.values(), *METRICS.values()], ids=lambda one: one.name)
+def test_every_schema_is_json(one: Declared) -> None:
+    schema = json.loads(json.dumps(one.schema, allow_nan=False))
+    assert set(schema["options"]) == set(one.options.model_fields)
     for option in schema["options"].values():
         assert "description" in option
         assert "default" in option
@@ -182,9 +182,43 @@ def test_declaring_is_registering(fresh: Registry[Method]) -> None:
 def test_the_family_is_the_folder(fresh: Registry[Method], monkeypatch: pytest.MonkeyPatch) -> None:
     for module, family in [("package.folder.file", "folder"), ("script", "script")]:
         monkeypatch.setattr(sample, "__module__", module)
-        fresh._known.clear()
-        method()(sample)
-        assert fresh["sample"].family == family
+        with fresh.temporary():
+            method()(sample)
+            assert fresh["sample"].family == family
+
+
+def test_what_is_declared_temporarily_is_forgotten() -> None:
+    """Everything else is known before, within and afterwards."""
+    known = dict(METHODS)
+    with METHODS.temporary():
+        method(family="own")(sample)
+        assert dict(METHODS) == {**known, "sample": METHODS["sample"]}
+        with METHODS.temporary():
+            method(family="own")(lambda_named("deeper", "own"))
+            assert {"sample", "deeper"} <= set(METHODS)
+        assert "sample" in METHODS and "deeper" not in METHODS
+    assert dict(METHODS) == known
+
+
+def test_what_is_declared_temporarily_is_forgotten_after_an_error() -> None:
+    def fail() -> None:
+        with METHODS.temporary():
+            method(family="own")(sample)
+            raise ValueError("a test fails")
+
+    with pytest.raises(ValueError, match="a test fails"):
+        fail()
+    assert "sample" not in METHODS and "rollout" in METHODS
+
+
+def test_a_temporary_declaration_does_not_hide_what_was_not_yet_looked_for(
+    fresh: Registry[Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Methods of our own files are imported once: they must not be among what is forgotten."""
+    monkeypatch.setattr(registry, "import_own", lambda kind: method()(sample))
+    with fresh.temporary():
+        method()(lambda_named("other", "own"))
+    assert list(fresh) == ["sample"]
 
 
 def test_the_same_name_twice_is_refused(fresh: Registry[Method], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +340,7 @@ main()
 """
 
 
+@pytest.mark.process
 def test_an_installed_package_adds_a_method(tmp_path: Path) -> None:
     """As pip would leave it: a module and its dist-info; nobody imports anything."""
     (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
@@ -316,13 +351,13 @@ def test_an_installed_package_adds_a_method(tmp_path: Path) -> None:
     group, named = next(iter(project["project"]["entry-points"].items()))
     lines = [f"{name} = {value}" for name, value in {**named, "broken": "no_such_module"}.items()]
     (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
-    paths = f"{tmp_path}:{Path(__file__).parent}"
+    paths = os.pathsep.join(filter(None, [str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={"PYTHONPATH": paths, "PATH": "", "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": paths, "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

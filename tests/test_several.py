@@ -218,7 +218,7 @@ def test_a_network_that_cannot_be_taken_back_for_many() -> None:
     images = zoo.images("timm ViT")
     plain = vitreous.explain_targets(zoo.model("timm ViT"), images, "gradient", [1, 2])
     many = vitreous.explain_targets(Model(Strange()), images, "gradient", [1, 2])
-    for one, other in zip(many, plain):
+    for one, other in zip(many, plain, strict=True):
         assert off(one.map, 2 * other.map) < 1e-5
 
 

@@ -89,7 +89,7 @@ def test_scores_that_rise_exactly() -> None:
 
 def test_depth_correlations_one_at_a_time() -> None:
     curves = np.random.default_rng(2).integers(0, 5, (30, 7)).astype(float)  # with equals
-    for row, rho in zip(curves, depth_correlations(curves)):
+    for row, rho in zip(curves, depth_correlations(curves), strict=True):
         assert rho == pytest.approx(stats.spearmanr(np.arange(7), row).statistic)
 
 

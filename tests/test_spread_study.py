@@ -111,6 +111,7 @@ def test_the_table_tells_each_level() -> None:
     entropy, layers = data(17)
     (table,) = spread_findings(entropy, layers, 196, [example("a", float(entropy.min()))]).tables
     levels = spread_levels(entropy)
+    assert len(table.rows) == 4
     for k, row in enumerate(table.rows, 1):
         values = entropy[levels == k].astype(np.float64)
         spans = f"{values.min():.3f} – {values.max():.3f}"

@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zoo
 from conftest import Run
+from machine import PATIENCE, until
 from PIL import Image
 from test_study import album, names, other_network
 
@@ -185,6 +185,7 @@ def test_pictures_that_all_fail_are_an_error(run: Run, tmp_path: Path) -> None:
         assert open_study("vitreous-out").to_pandas()["error"].notna().all()
 
 
+@pytest.mark.process
 def test_ctrl_c_in_a_real_run(album: Path, tmp_path: Path) -> None:
     """SIGINT to the whole group, as a terminal sends it: no traceback, no process left."""
     args = [sys.executable, "-m", "vitreous", "study", "cass", str(album), "--shard", "1", "--batch", "1"]
@@ -195,25 +196,21 @@ def test_ctrl_c_in_a_real_run(album: Path, tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not list((tmp_path / "out").glob("*/shards/*.parquet")):
-        time.sleep(0.05)
+    begun = tmp_path / "out"
+    until(lambda: list(begun.glob("*/shards/*.parquet")) or child.poll() is not None, "the first shard")
     os.killpg(child.pid, signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130 and "Traceback" not in said and "stopped: " in said and "interrupted" in said
     assert 1 <= len(open_study(tmp_path / "out").numbers) < 10
-    assert gone(child.pid)  # readers included
+    until(lambda: gone(child.pid), "the end of the processes that read images")
 
 
-def gone(group: int, seconds: float = 10.0) -> bool:
+def gone(group: int) -> bool:
     """Has every process of the group ended?"""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 

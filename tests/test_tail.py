@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from conftest import off
+from machine import ROUNDING
 from torch import Tensor, nn
 
 import vitreous
@@ -166,11 +167,15 @@ class Small(nn.Module):
     [({}, True), ({"beside": True}, False), ({"causal": True}, False)],
     ids=["tokens alone", "tokens mixed", "causal"],
 )
-def test_a_block_that_mixes_tokens_is_noticed(last: dict[str, Any], works: bool) -> None:
+def test_a_block_that_mixes_tokens_is_noticed(
+    last: dict[str, Any], works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model, images = Model(Small(Mixing(**last)).eval()), torch.randn(2, 3, 32, 32)
     assert tails(Trace(model, images)) == works
-    assert vitreous.explain(model, images, "cdam", 1).map.isfinite().all()
+    ours = vitreous.explain(model, images, "cdam", 1).map
+    monkeypatch.setattr("vitreous.trace.tails", lambda trace: False)
+    assert off(ours, vitreous.explain(model, images, "cdam", 1).map) < 2e-5
 
 
 def test_those_who_listen_hear_the_whole_block() -> None:
@@ -192,19 +197,20 @@ def test_methods_that_use_it_are_declared() -> None:
 def test_another_thread_runs_the_whole_network() -> None:
     """While a method narrows the last block, cuts tokens out or enters others, a plain run beside it stays plain."""
     net, images = zoo.network("timm ViT"), zoo.images("timm ViT")
-    expected, same, done = net(images), [], threading.Event()
+    expected, seen, done = net.forward_features(images).detach(), [], threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            same.append(torch.equal(net(images), expected))
+            seen.append(off(net.forward_features(images).detach(), expected))  # all tokens, also those that none reads
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        for method in ("cdam", "gae", "legrad", "token_ablation", "occlusion"):
-            maps = vitreous.explain(zoo.model("timm ViT"), images, method, 1)
-        vitreous.evaluate(zoo.model("timm ViT"), images, maps, "token_deletion", 1, steps=4)
+        while len(seen) < 5 and watcher.is_alive():  # at least once, and until enough was seen meanwhile
+            for method in ("cdam", "gae", "legrad", "token_ablation", "occlusion"):
+                maps = vitreous.explain(zoo.model("timm ViT"), images, method, 1)
+            vitreous.evaluate(zoo.model("timm ViT"), images, maps, "token_deletion", 1, steps=4)
     finally:
         done.set()
         watcher.join()
-    assert len(same) > 1 and all(same)
+    assert len(seen) >= 5 and max(seen) <= ROUNDING

@@ -21,16 +21,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+
+for needed in ("fastapi", "uvicorn", "multipart", "httpx"):
+    pytest.importorskip(needed, reason="the tests of the server need pip install 'vitreous[web]' httpx")
 
 import httpx
 import numpy as np
-import pytest
 import torch
 import typer
 import uvicorn
 import zoo
 from conftest import off
+from machine import PATIENCE, ROUNDING, until
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -50,6 +56,7 @@ from vitreous.web.engine import Engine, Source
 from vitreous.web.guard import HEADERS
 from vitreous.web.lane import Lane
 from vitreous.web.limits import Limits
+from vitreous.web.problems import Problem
 from vitreous.web.store import Store
 from vitreous.web.targets import find_concept
 from vitreous.web.uploads import Part, clean, open_picture
@@ -58,7 +65,9 @@ HOME = "http://127.0.0.1:8000"
 CAT = "sample:cat"
 LABELS = ["tabby, tabby cat", "tiger cat", "cat bear", "dog", "sea cat", "lynx", "zebra"]
 PHOTOS = Path(vitreous.__file__).parent / "assets" / "photos"
-FREE = Limits(rate=1e6, burst=10**6)
+FREE = Limits(rate=1e6, burst=10**6, seconds=PATIENCE, patience=PATIENCE, job_seconds=PATIENCE)
+LONG = 100_000  # steps of a job that no test waits for
+DAWDLED: list[int] = []  # the steps that were taken
 
 
 def named(name: str) -> Model:
@@ -85,19 +94,21 @@ def client(engine: Engine) -> TestClient:
     return TestClient(create_app(engine), base_url=HOME)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def dawdle() -> Iterator[str]:
     """A method that does nothing, slowly; another package might bring it."""
+    DAWDLED.clear()
 
-    @method(family="control")
-    def dawdle(trace: Trace, target: vitreous.Target, *, times: int = 1000) -> Map:
+    def dawdle(trace: Trace, target: vitreous.Target, *, times: int = LONG) -> Map:
         """Nothing."""
-        for _ in steps(range(times), times, "dawdling"):
+        for step in steps(range(times), times, "dawdling"):
+            DAWDLED.append(step)
             time.sleep(0.01)
         return torch.zeros(len(trace), *trace.layout.grid)
 
-    yield "dawdle"
-    METHODS._known.pop("dawdle")
+    with METHODS.temporary():
+        method(family="control")(dawdle)
+        yield "dawdle"
 
 
 @contextmanager
@@ -107,8 +118,7 @@ def serving(engine: Engine, **options: Any) -> Iterator[str]:
     server, listening = uvicorn.Server(config), listen_on("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive(), "the start of the server")
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
@@ -121,7 +131,7 @@ def serving(engine: Engine, **options: Any) -> Iterator[str]:
 def small(limits: Limits, **options: Any) -> Iterator[tuple[httpx.Client, Engine]]:
     """A server with limits of its own, and a client."""
     own = Engine([(named("timm ViT"), Source())], limits)
-    with serving(own, **options) as home, httpx.Client(base_url=home, timeout=20) as visitor:
+    with serving(own, **options) as home, httpx.Client(base_url=home, timeout=PATIENCE) as visitor:
         yield visitor, own
 
 
@@ -357,10 +367,8 @@ def test_the_snippet_gives_the_same_maps(tiny: Model, tmp_path: Path, monkeypatc
     methods = [
         {"name": "rollout", "options": {"discard": 0.9}},
         {"name": "cdam"},
-        {"name": "cdam", "options": {"split": "content"}},
+        {"name": "cdam", "options": {"split": "value"}},
     ]
-    if "content" not in str(METHODS["cdam"].schema["options"]["split"]):
-        methods = methods[:2]
     body = {"image": CAT, "methods": methods, "targets": ["tabby", f"concept:{concept['id']}"]}
     told = visitor.post("/api/snippet", json=body).json()
     monkeypatch.chdir(tmp_path)
@@ -575,7 +583,9 @@ def test_curves(client: TestClient, model: Model, metric: str) -> None:
         assert off(told["values"], direct.curve[0]) < 1e-5 and told["at"] == list(direct.at)
         assert told["value"] == pytest.approx(float(direct.value), abs=1e-6) and told["better"] == direct.better
     attribution = explain(model, PHOTOS / "cat.jpg", "cdam", target="zebra").map
-    assert found[0][1]["order"] == attribution.flatten().argsort(descending=True).tolist()
+    order = found[0][1]["order"]
+    assert sorted(order) == list(range(16))
+    assert attribution.flatten()[order].diff().max() <= ROUNDING * attribution.abs().max(), "the largest first"
     chance = [
         evaluate(
             model,
@@ -618,7 +628,7 @@ def test_the_eraser_takes_tokens_out(client: TestClient, model: Model) -> None:
     assert got["way"] == "tokens" and got["why"] is None
     trace = Trace(model, [PHOTOS / "cat.jpg"])
     keep = torch.tensor([[0, *(1 + i for i in range(16) if i not in gone)]])
-    for index, told in zip((6, 1), got["classes"]):
+    for index, told in zip((6, 1), got["classes"], strict=True):
         chance = vitreous.target.Probability(vitreous.Class(index))
         assert told["probability"] == pytest.approx(float(scores_keeping(trace, chance, [0], keep)), abs=1e-6)
     assert got["scores"][0]["score"] == pytest.approx(
@@ -626,7 +636,9 @@ def test_the_eraser_takes_tokens_out(client: TestClient, model: Model) -> None:
     )
     assert sum(one["probability"] for one in got["top"]) < 1.0001 and len(got["top"]) == 5
     whole = client.post("/api/erase", json={"image": CAT}).json()["top"]
-    assert whole == client.post("/api/predict", json={"image": CAT}).json()["classes"]
+    plain = client.post("/api/predict", json={"image": CAT}).json()["classes"]
+    assert [one["index"] for one in whole] == [one["index"] for one in plain]
+    assert off([one["probability"] for one in whole], [one["probability"] for one in plain]) <= ROUNDING
 
 
 def test_the_eraser_greys_where_tokens_cannot_go(client: TestClient) -> None:
@@ -660,8 +672,10 @@ def test_inside(client: TestClient, model: Model) -> None:
 
 
 def test_queries_that_are_not_seen(client: TestClient) -> None:
-    got = client.get("/api/inside/qk", params={"image": CAT, "model": "timm-ViT-unfused"})
-    assert got.status_code == 200 or "not seen" in problem(got, 422)
+    """Attention that is written out shows them; an einsum, whose axes may be anything, does not."""
+    assert grid(client.get("/api/inside/qk", params={"image": CAT, "model": "timm-ViT-unfused"})).shape == (4, 4)
+    got = client.get("/api/inside/qk", params={"image": CAT, "model": "hand-written"})
+    assert "shows no queries and keys" in problem(got, 422)
 
 
 # ------------------------------------------------------------------------------------------------- who may ask for what
@@ -729,13 +743,17 @@ def test_the_token(engine: Engine) -> None:
     assert away.headers["location"] == "/evil.example/"
 
 
-def test_too_many_requests() -> None:
+def test_too_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("vitreous.web.guard.time", clock)
     with small(Limits(rate=5.0, burst=10)) as (visitor, _):
         found = [visitor.get("/api/labels") for _ in range(15)]
         assert [got.status_code for got in found[:10]] == [200] * 10
         assert "slow down" in problem(found[-1], 429) and int(found[-1].headers["retry-after"]) >= 1
-        time.sleep(0.5)
-        assert visitor.get("/api/labels").status_code == 200
+        now[0] += 0.5
+        found = [visitor.get("/api/labels") for _ in range(3)]
+        assert [got.status_code for got in found] == [200, 200, 429], "five a second"
 
 
 def test_rates_of_many_clients_are_bounded() -> None:
@@ -777,7 +795,7 @@ def test_a_slow_body_is_given_up() -> None:
         head = b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection(address) as line:
             line.sendall(head)
-            line.settimeout(5)
+            line.settimeout(PATIENCE)
             assert line.recv(1000).startswith(b"HTTP/1.1 408")
 
 
@@ -811,9 +829,9 @@ def test_pixels_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPa
     assert len(bomb) < 20_000
     monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("it was decoded"))
     monkeypatch.setattr(pictures, "upright", lambda *_: pytest.fail("it was decoded"))
-    with pytest.raises(Exception, match="megapixels"):
+    with pytest.raises(Problem, match="megapixels"):
         open_picture(Part("bomb.png", bomb), Limits())
-    with pytest.raises(Exception, match="too few"):
+    with pytest.raises(Problem, match="too few"):
         open_picture(Part("dot.png", dot), Limits())
 
 
@@ -908,8 +926,8 @@ def test_our_own_mistakes_are_a_plain_500(
 # --------------------------------------------------------------------------------------------------- queues and stores
 
 
-def slow(times: int = 1000) -> dict[str, Any]:
-    return {"image": CAT, "methods": [{"name": "dawdle", "options": {"times": times}}, {"name": "rollout"}]}
+def slow() -> dict[str, Any]:
+    return {"image": CAT, "methods": [{"name": "dawdle"}, {"name": "rollout"}]}
 
 
 def listen(visitor: httpx.Client, job: str, enough: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -932,29 +950,28 @@ def test_cancel_ends_within_a_step(dawdle: str) -> None:
         job = visitor.post("/api/explain", json=slow()).json()["job"]
         found = listen(visitor, job, lambda name, data: name == "progress" and data["done"] > 3)
         told = found[-1][1]
-        assert (told["what"], told["total"], told["step"], told["steps"]) == ("dawdling", 1000, 1, 2)
-        assert 2 < told["seconds_left"] < 60
-        began = time.monotonic()
+        assert (told["what"], told["total"], told["step"], told["steps"]) == ("dawdling", LONG, 1, 2)
+        assert told["seconds_left"] > 0.009 * (LONG - told["done"]), "no step takes less than 10 ms"
         assert visitor.delete(f"/api/jobs/{job}").status_code == 204
+        taken = len(DAWDLED)
         assert events(visitor.get(f"/api/jobs/{job}/events").text)[-1][0] == "cancelled"
-        assert time.monotonic() - began < 1
         assert own.jobs.find(job).ended.is_set()
+        assert len(DAWDLED) <= taken + 1
         assert made(visitor, "rollout")["shape"] == [4, 4]  # the model is free again
         assert visitor.delete(f"/api/jobs/{job}").status_code == 204
 
 
 def test_jobs_wait_their_turn_and_questions_pass(dawdle: str) -> None:
-    with small(replace(FREE, queue=2, own_jobs=100)) as (visitor, _):
+    with small(replace(FREE, queue=2, own_jobs=100)) as (visitor, own):
         jobs = [visitor.post("/api/explain", json=slow()).json()["job"]]
         listen(visitor, jobs[0], lambda name, data: data.get("done", 0) > 0)  # it runs
         jobs += [visitor.post("/api/explain", json=slow()).json()["job"] for _ in range(2)]
         full = visitor.post("/api/explain", json=slow())
         assert "try again" in problem(full, 503) and int(full.headers["retry-after"]) >= 1
         assert listen(visitor, jobs[2], lambda *_: True) == [("queued", {"place": 2})]
-        began = time.monotonic()
         assert visitor.post("/api/predict", json={"image": "sample:rocket"}).status_code == 200
         assert visitor.post("/api/erase", json={"image": CAT, "removed": [1]}).status_code == 200
-        assert time.monotonic() - began < 5
+        assert not own.jobs.find(jobs[0]).ended.is_set(), "they did not wait for it"
         visitor.delete(f"/api/jobs/{jobs[1]}")
         assert listen(visitor, jobs[1], lambda *_: False) == [("cancelled", {})]  # though it had not begun
         assert listen(visitor, jobs[2], lambda *_: True) == [("queued", {"place": 1})]
@@ -975,7 +992,7 @@ def test_one_client_does_not_take_the_whole_queue(dawdle: str) -> None:
 def test_a_job_that_nobody_hears_ends(dawdle: str) -> None:
     with small(replace(FREE, patience=0.3)) as (visitor, own):
         job = own.jobs.find(visitor.post("/api/explain", json=slow()).json()["job"])
-        assert job.ended.wait(3) and job.events[-1][0] == "cancelled"
+        assert job.ended.wait(PATIENCE) and job.events[-1][0] == "cancelled"
 
 
 def test_a_job_that_takes_too_long_ends(dawdle: str) -> None:
@@ -984,10 +1001,12 @@ def test_a_job_that_takes_too_long_ends(dawdle: str) -> None:
         assert found[0][0] == "problem" and "more than 0 seconds" in found[0][1]["detail"]
 
 
-def test_questions_that_take_too_long(dawdle: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with small(replace(FREE, seconds=0.2)) as (visitor, own):
-        own.find(None).quick.submit(lambda: time.sleep(1))
+def test_questions_that_take_too_long() -> None:
+    answered = threading.Event()
+    with small(replace(FREE, seconds=1.0)) as (visitor, own):
+        own.find(None).quick.submit(answered.wait)
         got = visitor.post("/api/predict", json={"image": "sample:coffee"})
+        answered.set()
         assert "no answer within" in problem(got, 503) and got.headers["retry-after"]
 
 
@@ -998,11 +1017,11 @@ def test_a_lane_survives_whatever_it_does() -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        lane.submit(fail).result(2)
-    assert lane.submit(lambda: 5).result(2) == 5
+        lane.submit(fail).result(PATIENCE)
+    assert lane.submit(lambda: 5).result(PATIENCE) == 5
     lane.give_way(1.0)
     lane.close()
-    with pytest.raises(Exception, match="full"):
+    with pytest.raises(Problem, match="full"):
         lane.submit(lambda: 6)
 
 
@@ -1030,7 +1049,7 @@ def test_traces_are_kept_under_the_limit(model: Model) -> None:
             visitor.post("/api/predict", json={"image": f"sample:{name}"})
         assert len(own.traces) == 2 and own.traces.used <= own.traces.limit
         assert ("timm-ViT", CAT) not in own.traces
-        assert np.array_equal(grid(visitor.get("/api/attention/row", params={"image": CAT})), before)
+        assert off(grid(visitor.get("/api/attention/row", params={"image": CAT})), before) <= ROUNDING
         for seed in range(30):
             send(visitor, noise(seed, 256))
         assert own.images.used <= 10**7
@@ -1042,11 +1061,19 @@ def test_a_trace_too_large_to_keep_still_answers() -> None:
         assert len(own.traces) == 0
 
 
-def test_gradients_are_not_kept(client: TestClient, engine: Engine) -> None:
-    made(client, "gae", target="dog")
-    trace = engine.traces.get(("timm-ViT", CAT))
-    assert trace is not None and not trace._cuts and not trace._followed and not trace._kept
-    assert not trace.record().images.requires_grad
+@pytest.mark.parametrize("name", ["gae", "cdam", "gradient", "attn_lrp"])
+def test_gradients_are_not_kept(client: TestClient, engine: Engine, name: str) -> None:
+    """The trace stays for other questions, the graph behind its gradients goes with the job."""
+    served = engine.find("timm-ViT")
+
+    def graphs() -> int:
+        served.jobs.submit(lambda: None).result(PATIENCE)  # the thread has let go of what came before
+        gc.collect()
+        return sum(t.grad_fn is not None for t in gc.get_objects() if issubclass(type(t), torch.Tensor))
+
+    before = graphs()
+    made(client, name, target="lynx")
+    assert ("timm-ViT", CAT) in engine.traces and graphs() == before
 
 
 def test_the_server_holds_to_the_memory_limit(model: Model) -> None:
@@ -1055,7 +1082,7 @@ def test_the_server_holds_to_the_memory_limit(model: Model) -> None:
     assert own.traces.limit == 25_000_000
     from vitreous.memory import budget
 
-    assert own.find(None).quick.submit(lambda: budget(torch.device("cpu"))).result(5) == 10**8
+    assert own.find(None).quick.submit(lambda: budget(torch.device("cpu"))).result(PATIENCE) == 10**8
     own.close()
 
 
@@ -1065,7 +1092,7 @@ def test_two_clients_at_once(model: Model) -> None:
     with serving(Engine([(model, Source())], FREE)) as home:
 
         def visit(name: str) -> float:
-            with httpx.Client(base_url=home, timeout=20) as visitor:
+            with httpx.Client(base_url=home, timeout=PATIENCE) as visitor:
                 worst = 0.0
                 for _ in range(3):
                     told = made(visitor, "cdam", image=f"sample:{name}", target="dog")
@@ -1102,7 +1129,7 @@ def known_values(engine: Engine, client: TestClient) -> dict[str, Any]:
 @pytest.mark.parametrize("examples", [10, pytest.param(300, marks=pytest.mark.slow)])
 def test_fuzzed_requests(examples: int) -> None:
     """schemathesis: whatever fits the schema or does not, no 500, and every answer as documented."""
-    import schemathesis
+    schemathesis = pytest.importorskip("schemathesis", reason="requests are made up by schemathesis: pip install it")
     from hypothesis import HealthCheck, given, settings
     from schemathesis.specs.openapi.checks import positive_data_acceptance as lenient
 
@@ -1123,10 +1150,10 @@ def test_fuzzed_requests(examples: int) -> None:
 def end(own: Engine) -> None:
     """Every job of a server ends, and none through a mistake of ours."""
     for job in own.jobs.known.values():
-        assert job.ended.wait(60)
+        assert job.ended.wait(PATIENCE)
         assert not [data for _, data in job.events if data.get("status") == 500], job.events
     own.close()
-    assert own.ended(5.0)
+    assert own.ended(PATIENCE)
 
 
 def drawn(told: dict[str, Any], chance: random.Random) -> Any:
@@ -1211,19 +1238,17 @@ def test_nothing_leaks() -> None:
 
 
 def test_a_crowd() -> None:
-    """A few seconds of what benchmarks/web.py does for a minute."""
+    """Some of the requests that benchmarks/web.py sends for a minute."""
     with small(replace(FREE, own_jobs=1000, queue=4)) as (visitor, own):
-        home, until, seen = visitor.base_url, time.monotonic() + 4, []
 
-        def visit(number: int) -> None:
+        def visit(number: int) -> list[int]:
             chance = random.Random(number)
-            with httpx.Client(base_url=home, timeout=30) as mine:
-                while time.monotonic() < until:
-                    seen.append(one_request(mine, chance))
+            with httpx.Client(base_url=visitor.base_url, timeout=PATIENCE) as mine:
+                return [one_request(mine, chance) for _ in range(12)]
 
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(visit, range(16)))
-        assert len(seen) > 50 and {s for s in seen if s >= 500} <= {503}, sorted(set(seen))
+            seen = {status for found in pool.map(visit, range(16)) for status in found}
+        assert {200, 201, 202, 415} <= seen and {s for s in seen if s >= 500} <= {503}, seen
         assert own.images.used <= own.images.limit and own.traces.used <= own.traces.limit
 
 
@@ -1245,8 +1270,9 @@ def one_request(visitor: httpx.Client, chance: random.Random) -> int:
 def test_closing_ends_everything(dawdle: str) -> None:
     own = Engine([(named("timm ViT"), Source())], FREE)
     with serving(own) as home:
-        job = own.jobs.find(httpx.post(f"{home}/api/explain", json=slow()).json()["job"])
-    assert job.ended.wait(2) and own.ended(2.0)
+        job = own.jobs.find(httpx.post(f"{home}/api/explain", json=slow(), timeout=PATIENCE).json()["job"])
+    assert job.ended.wait(PATIENCE) and own.ended(PATIENCE)
+    assert len(DAWDLED) < LONG
     assert not own.find(None).quick.open
 
 
@@ -1283,20 +1309,26 @@ def test_hosts() -> None:
     assert bracketed("::1") == "[::1]" and bracketed("127.0.0.1") == "127.0.0.1"
 
 
+@pytest.mark.process
 def test_serve(tmp_path: Path) -> None:
-    """The command itself, until Ctrl-C, in the middle of a job."""
+    """The command itself, until Ctrl-C, in the middle of a job, which it does not wait for."""
     words = [sys.executable, "-m", "vitreous", "serve", "--port", "0", "--memory", "1GB"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None and process.stderr is not None
         assert "vitreous_tiny" in process.stdout.readline()
         home = process.stdout.readline().split()[0]
-        assert "CLS" in httpx.get(f"{home}api/info").text
-        body = {"image": CAT, "methods": [{"name": "rise", "options": {"masks": 4000}}]}
-        assert httpx.post(f"{home}api/explain", json=body).status_code == 202
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        assert process.wait(10) == 130 and time.monotonic() - began < 5
+        with httpx.Client(base_url=home, timeout=PATIENCE) as visitor:
+            assert "CLS" in visitor.get("/api/info").text
+            body = {"image": CAT, "methods": [{"name": "rise", "options": {"masks": 4000}}], "targets": list(range(8))}
+            job = visitor.post("/api/explain", json=body).json()["job"]
+            heard = []
+            with suppress(httpx.RemoteProtocolError), visitor.stream("GET", f"/api/jobs/{job}/events") as response:
+                for line in response.iter_lines():
+                    heard.append(line)
+                    if line == "event: progress" and heard.count(line) == 1:
+                        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        assert "event: progress" in heard and "event: done" not in heard
         assert process.stderr.read().strip() == "interrupted"
 
 

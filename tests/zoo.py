@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -53,8 +55,7 @@ def unfused(name: str) -> Callable[[], Any]:
 
 def hf(kind: str, head: str, attention: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
-        import transformers
-
+        transformers = pytest.importorskip("transformers", reason="this model needs pip install 'vitreous[hf]'")
         sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
         config = getattr(transformers, f"{kind}Config")(**sizes, image_size=64, patch_size=16, **options)
         config.num_labels = CLASSES
@@ -73,8 +74,7 @@ def torchvision() -> Any:
 
 
 def open_clip() -> Any:
-    import open_clip
-
+    open_clip = pytest.importorskip("open_clip", reason="this model needs pip install 'vitreous[clip]'")
     tower = {"image_size": 128, "layers": 3, "width": 32, "head_width": 16, "patch_size": 32}
     text = {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}
     return open_clip.CLIP(embed_dim=16, vision_cfg=tower, text_cfg=text)
@@ -198,6 +198,33 @@ for implementation in ("sdpa", "eager"):
             ("SigLIP", "SiglipVision", "Model", {}, 0, "pool"),
         ]
     }
+
+
+REPRESENTATIVE = (  # one for each way in which attention is computed, tokens are laid out and read
+    "timm ViT",  # fused attention, CLS
+    "timm DINOv3",  # rotary positions, registers, the mean of the patches
+    "timm SigLIP",  # an attention pool
+    "timm Swin",  # windows
+    "torchvision ViT",  # nn.MultiheadAttention
+    "HF DINOv2 eager",  # attention written out, CLS beside the mean
+    "hand-written",  # einsum, CLS at the end
+    "sequence first",  # nn.TransformerEncoder
+)
+
+
+def is_quick(what: str, name: str) -> bool:
+    """Whether the default suite tries a method or metric on this model: on eight always, on a third of the others.
+
+    Which third is drawn for each method, so that together the methods see every model.
+    """
+    return name in REPRESENTATIVE or zlib.crc32(f"{what} on {name}".encode()) % 3 == 0
+
+
+def thinned(what: str, names: Iterable[str] = ZOO) -> list[Any]:
+    """Models as parameters of a test, those that are not quick marked slow."""
+    import pytest
+
+    return [pytest.param(name, marks=[] if is_quick(what, name) else [pytest.mark.slow]) for name in names]
 
 
 @cache

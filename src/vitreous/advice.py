@@ -28,7 +28,6 @@ TRIED: dict[str, list[dict[str, Any]]] = {  # options worth a try beside the def
     "grad_rollout": [{"discard": 0.9}],
     "smoothgrad": [{"reduce": "sum"}],
 }
-COSTLY = ("attention_flow", "cass_attention", "integrated_gradients", "optimus", "rise", "smoothgrad")
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def line_up(model: Model, names: Sequence[str] | None, thorough: bool) -> Iterat
     for name in CONTROLS:
         yield METHODS[name], {}
     for declared in [METHODS[name] for name in names] if names else METHODS.values():
-        costly = declared.alone or declared.name in COSTLY
+        costly = declared.alone or declared.costly
         if declared.family == "control" or (costly and not thorough and not names):
             continue
         layered = "layer" in declared.options.model_fields and not costly

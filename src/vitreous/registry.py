@@ -15,6 +15,7 @@ import threading
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -122,6 +123,7 @@ class Method(Declared):
     alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
     level: bool = False  # are its values scores, of which only the differences mean something?
     several: bool | Callable[[Mapping[str, Any]], bool] = False  # can many targets share its way back (several.py)?
+    costly: bool = False  # does it run the network many times, so that `advise` tries it only on demand?
 
     def takes_several(self, options: Mapping[str, Any]) -> bool:
         """With these options, can the maps of many targets be found together?"""
@@ -177,12 +179,31 @@ class Registry(Mapping[str, D], Generic[D]):
             warnings.warn(f"{said}; the latter is used", MethodWarning, stacklevel=3)
         self._known[new.name] = new
 
+    @contextmanager
+    def temporary(self) -> Iterator[None]:
+        """What is declared within this context is forgotten at its end; meant for tests.
+
+        with vitreous.METHODS.temporary():
+            ...  # declare a method with @vitreous.method, and use it
+
+        Everything that was known before is known within, and again afterwards. All threads share one registry: what any
+        of them declares meanwhile is forgotten too. A module that is imported within stays imported, so that a second
+        import of it declares nothing.
+        """
+        self._fill()
+        before = dict(self._known)
+        try:
+            yield
+        finally:
+            self._known = before  # at once: another thread sees either the one or the other
+
     def __getitem__(self, name: str) -> D:
         self._fill()
-        if name not in self._known:
-            hint = nearest(name, self._known) or f"; see: vitreous {self.kind}s"
+        known = self._known
+        if name not in known:
+            hint = nearest(name, known) or f"; see: vitreous {self.kind}s"
             raise OptionError(f"unknown {self.kind} {name!r}{hint}")
-        return self._known[name]
+        return known[name]
 
     def __contains__(self, name: object) -> bool:
         self._fill()
@@ -190,7 +211,8 @@ class Registry(Mapping[str, D], Generic[D]):
 
     def __iter__(self) -> Iterator[str]:
         self._fill()
-        return iter(sorted(self._known, key=lambda n: (self._known[n].family, n)))
+        known = self._known
+        return iter(sorted(known, key=lambda n: (known[n].family, n)))
 
     def __len__(self) -> int:
         self._fill()
@@ -243,6 +265,7 @@ def method(
     alone: bool = False,
     level: bool = False,
     several: bool | Callable[[Mapping[str, Any]], bool] = False,
+    costly: bool = False,
     family: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(trace, target, *, options) -> map` as a method."""
@@ -250,7 +273,7 @@ def method(
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run, "method", ("trace", "target"))
         folder = family or folder_of(run)
-        traits = (signed, targeted, attention, tokens, alone, level, several)
+        traits = (signed, targeted, attention, tokens, alone, level, several, costly)
         METHODS.add(Method(run.__name__, folder, cite, run, *traits))
         return run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -419,6 +421,10 @@ def doctor(as_json: AsJson = False) -> None:
 def main() -> None:
     """Run a command; what goes wrong on purpose is one line and exit code 2."""
     warnings.formatwarning = brief
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its fonts is no news
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ≥ shows a question mark
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except VitreousError as error:

@@ -55,8 +55,16 @@ def run(models: Sequence[str | None], weights: Sequence[str], device: str | None
         typer.echo(f"{shown}{'?token=…' if place.token else ''}  (Ctrl-C ends)")
         if browse:
             webbrowser.open(f"{shown}?token={place.token}" if place.token else shown)
+        server = uvicorn.Server(config)
+        shutdown = server.shutdown
+
+        async def leave(sockets: list[socket.socket] | None = None) -> None:
+            engine.jobs.stop_all()  # a page that listens to a job would hold the server up
+            await shutdown(sockets)
+
+        server.shutdown = leave
         try:
-            uvicorn.Server(config).run(sockets=[listening])
+            server.run(sockets=[listening])
         finally:
             finish(engine)
 

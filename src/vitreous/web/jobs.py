@@ -39,6 +39,7 @@ class Job:
         self.progress: dict[str, Any] | None = None
         self.place: int | None = None
         self.stopped, self.ended = threading.Event(), threading.Event()
+        self.left = threading.Event()  # the server ends, and tells nobody any more
         self.step, self.steps = 0, 1
         self.future: Future[None] | None = None
         self.heard = time.monotonic()
@@ -117,6 +118,8 @@ class Job:
                     yield sse(name, data, after)
                     if name in ("done", "cancelled", "failed"):
                         return
+                if self.left.is_set():
+                    return
                 place, progress = self.place, self.progress
                 if place is not None and place != shown[0]:
                     yield sse("queued", {"place": place})
@@ -230,5 +233,8 @@ class Jobs:
                 job.end("cancelled", {})
 
     def stop_all(self) -> None:
+        """The server ends: jobs stop within one step, their streams at once."""
         for job in self.known.values():
             job.stopped.set()
+            job.left.set()
+            job.wake()

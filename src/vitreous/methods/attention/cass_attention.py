@@ -10,7 +10,7 @@ from vitreous.target import Target
 from vitreous.trace import Trace
 
 
-@method(cite="lee2022cass", targeted=True, attention=True)
+@method(cite="lee2022cass", targeted=True, attention=True, costly=True)
 def cass_attention(
     trace: Trace,
     target: Target,

@@ -14,7 +14,7 @@ from vitreous.trace import Trace
 from vitreous.types import Images
 
 
-@method(cite="sundararajan2017axiomatic", targeted=True, signed=True)
+@method(cite="sundararajan2017axiomatic", targeted=True, signed=True, costly=True)
 def integrated_gradients(
     trace: Trace,
     target: Target,

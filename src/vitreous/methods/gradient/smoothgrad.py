@@ -17,7 +17,7 @@ from vitreous.trace import Trace
 from vitreous.types import Images, Map
 
 
-@method(cite="smilkov2017smoothgrad", targeted=True, signed=keeps_sign)
+@method(cite="smilkov2017smoothgrad", targeted=True, signed=keeps_sign, costly=True)
 def smoothgrad(
     trace: Trace,
     target: Target,

@@ -1,0 +1,108 @@
+"""What is published: a wheel that holds everything, and that works in an environment where nothing else of us is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitreous import METHODS, METRICS
+from vitreous.version import VERSION
+from vitreous.web.statics import Statics
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "vitreous"
+pytestmark = [pytest.mark.slow, pytest.mark.process]
+
+
+def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program that knows nothing of this process's modules."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    told = [str(word) for word in words]
+    return subprocess.run(told, cwd=cwd, env={**plain, **environment}, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with what pyproject.toml asks for, which is fetched."""
+    folder, pip = tmp_path_factory.mktemp("wheel"), (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    fetched = run(*pip, "install", "--target", folder / "tools", *needed, cwd=folder)
+    if fetched.returncode != 0:
+        pytest.skip(f"building a wheel needs {', '.join(needed)}, which cannot be fetched here")
+    build = ("wheel", ROOT, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    built = run(*pip, *build, cwd=folder, PYTHONPATH=str(folder / "tools"))
+    assert built.returncode == 0, built.stderr
+    (found,) = folder.glob("vitreous-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel alone; its dependencies are those of this one, but not our own checkout."""
+    home = tmp_path_factory.mktemp("bare")
+    assert run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home).returncode == 0
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", home / "bin" / "python")
+    installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=home)
+    assert installed.returncode == 0, installed.stderr
+    (site,) = home.glob("lib/python3*/site-packages")
+    others = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
+    (site / "dependencies.pth").write_text("\n".join(others) + "\n")  # only these folders, not what their .pth add
+    return home
+
+
+def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        held = {name: opened.getinfo(name).file_size for name in opened.namelist()}
+    ours = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    assert {f"vitreous/{file.relative_to(PACKAGE).as_posix()}": file.stat().st_size for file in ours} == {
+        name: size for name, size in held.items() if name.startswith("vitreous/")
+    }
+    for name in (
+        "assets/vitreous_tiny.safetensors",
+        "assets/imagenet1k.txt",
+        "assets/photos/cat.jpg",
+        "web/static/index.html",
+        "web/API.md",
+        "report/style.css",
+        "py.typed",
+    ):
+        assert f"vitreous/{name}" in held, "or there is nothing to compare with"
+    assert not [name for name in held if not name.startswith(("vitreous/", f"vitreous-{VERSION}.dist-info/"))]
+
+
+def test_it_explains_a_photo_where_nothing_else_is(bare: Path, tmp_path: Path) -> None:
+    where = run(bare / "bin" / "python", "-c", "import vitreous; print(vitreous.__file__)", cwd=tmp_path)
+    package = Path(where.stdout.strip()).parent
+    assert package.is_relative_to(bare), where.stdout + where.stderr
+    ran = run(bare / "bin" / "vitreous", "explain", package / "assets/photos/cat.jpg", "--out", "out", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == "" and "1 picture explained by vitreous_tiny" in ran.stdout
+    with Image.open(tmp_path / "out" / "cat.png") as figure:
+        assert figure.width > 1000
+    with np.load(tmp_path / "out" / "cat.npz", allow_pickle=False) as stored:
+        assert set(stored) == {"attention", "rollout", "provenance"} and stored["rollout"].shape == (14, 14)
+        assert json.loads(str(stored["provenance"]))["rollout"]["vitreous"] == VERSION
+
+
+ASKED = """
+import json
+from vitreous import METHODS, METRICS
+from vitreous.web.statics import Statics
+print(json.dumps([list(METHODS), list(METRICS), sorted(Statics().files)]))
+"""
+
+
+def test_it_finds_its_methods_and_its_page(bare: Path, tmp_path: Path) -> None:
+    """By their places in the package, as it is installed."""
+    ran = run(bare / "bin" / "python", "-c", ASKED, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [list(METHODS), list(METRICS), sorted(Statics().files)]
