@@ -217,6 +217,8 @@ def test_names_are_right_in_threads() -> None:
             found[name] = [layer.name for layer in Trace(zoo.model(name), zoo.images(name)).attention]
 
     names = ["timm ViT", "HF ViT sdpa", "torchvision ViT", "timm ViT"]
+    for name in names:
+        zoo.model(name)
     threads = [threading.Thread(target=run, args=(name,)) for name in names]
     for thread in threads:
         thread.start()

@@ -159,8 +159,7 @@ def test_per_image_targets(model: Model) -> None:
 
 def test_text_targets_of_open_clip() -> None:
     """A tiny CLIP with the real vocabulary: the score is the cosine with the text's own embedding."""
-    import open_clip
-
+    open_clip = pytest.importorskip("open_clip", reason="the text tower is open_clip's: pip install 'vitreous[clip]'")
     torch.manual_seed(0)
     tower = {"image_size": 64, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16}
     text = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
@@ -186,8 +185,7 @@ def test_text_targets_of_hf_clip(tmp_path: Any) -> None:
     """A tiny CLIPModel saved with a tokenizer, loaded by its folder."""
     import json
 
-    import transformers
-
+    transformers = pytest.importorskip("transformers", reason="the text tower is its own: pip install 'vitreous[hf]'")
     torch.manual_seed(0)
     words = [
         "<|startoftext|>",
