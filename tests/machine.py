@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 # Two ways to one result (another batch, another path, another instance) agree to this, as max|a−b| / max|b|.
 # float32 rounds to 6e-8, and the CPU's kernels, the batch and the threads choose the order in which terms are summed.
@@ -27,6 +28,13 @@ def forget_user() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def rare(*cases: Any) -> list[Any]:
+    """Cases of a parametrised test that only `make test-all` runs."""
+    import pytest
+
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
 def until(happened: Callable[[], object], what: str) -> None:

@@ -126,6 +126,7 @@ def test_a_terminal_of_few_characters(tmp_path: Path) -> None:
     assert "number ? 0, < 1" in ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_home_that_is_not_there(tmp_path: Path, cat: Path) -> None:
     """Neither to be found nor to be made: nothing is said about it."""

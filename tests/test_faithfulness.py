@@ -11,6 +11,7 @@ import torch
 import zoo
 from conftest import Oracle, off
 from known import known, truth
+from machine import rare
 from oracles import metrics as oracles
 from test_metrics import refused
 from torch import Tensor
@@ -400,8 +401,7 @@ def test_imputed_as_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------------- the real network
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("kind", ["gae", "attention"])
+@pytest.mark.parametrize(("kind", "which"), [("gae", 0), *rare(("gae", 1), ("attention", 0), ("attention", 1))])
 def test_token_deletion_of_stored_maps(deit: vitreous.Model, oracle: Oracle, kind: str, which: int) -> None:
     """Three photographs at once, each with its own class."""
     targets = [oracle.targets(name)[which] for name in oracle.IMAGES]

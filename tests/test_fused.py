@@ -12,6 +12,7 @@ import pytest
 import torch
 import zoo
 from conftest import off
+from machine import rare
 
 import vitreous
 from vitreous import attention, follow, several
@@ -72,7 +73,7 @@ def test_rows_of_several_targets_share_the_images() -> None:
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout"])
-@pytest.mark.parametrize("name", ["timm ViT", "timm SigLIP", "torchvision ViT", "timm BEiT", "HF ViT eager"])
+@pytest.mark.parametrize("name", ["timm ViT", "timm BEiT", *rare("timm SigLIP", "torchvision ViT", "HF ViT eager")])
 def test_methods_with_kernels_and_without(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a bias (BEiT) or written-out attention leaves the kernels no use."""
     model, images = zoo.model(name), zoo.images(name)[:2]

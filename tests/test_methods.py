@@ -26,8 +26,13 @@ IN_MODULES = ("legrad", "value_zeroing")  # methods that need layers in modules 
 ROUGH = ("transformer_attribution",)  # methods whose maps bfloat16 changes much: see test_lrp
 
 
+def is_quick(method: str, name: str) -> bool:
+    """`optimus` costs as much as a third of the other methods together."""
+    return name in zoo.REPRESENTATIVE[::2] if method == "optimus" else zoo.is_quick(method, name)
+
+
 PAIRS = [
-    pytest.param(method, name, marks=[] if zoo.is_quick(method, name) else [pytest.mark.slow])
+    pytest.param(method, name, marks=[] if is_quick(method, name) else [pytest.mark.slow])
     for method in METHODS
     for name in zoo.ZOO
 ]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from conftest import Oracle, off
+from machine import rare
 from oracles import occlusion as plain_occlusion
 from oracles import rise as plain_rise
 from oracles import token_ablation as plain_ablation
@@ -79,7 +80,7 @@ def double(deit: Model) -> Model:
     return Model(copy.deepcopy(deit.net).double())
 
 
-@pytest.mark.parametrize(("image", "which"), CASES)
+@pytest.mark.parametrize(("image", "which"), [*CASES[:2], *rare(*CASES[2:])])
 def test_vit_cx_oracle(deit: Model, oracle: Oracle, image: str, which: int) -> None:
     target = oracle.targets(image)[which]
     ours = vitreous.explain(deit, oracle.input(image), "vit_cx", target, noise=0.0)
@@ -114,10 +115,7 @@ def partition(labels: np.ndarray) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(labels == one).tolist()) for one in np.unique(labels)}
 
 
-@pytest.mark.parametrize(
-    ("image", "which"),
-    [("both", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("dogbird", 1), ("pet1", 0)))],
-)
+@pytest.mark.parametrize(("image", "which"), [("both", 0), *rare(("dogbird", 1), ("pet1", 0))])
 def test_token_ablation_oracle(deit: Model, oracle: Oracle, image: str, which: int) -> None:
     target = oracle.targets(image)[which]
     ours = explained(deit, oracle.input(image), "token_ablation", target)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from machine import rare
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -343,8 +344,8 @@ def matrix(columns: int, rows: int) -> list[list[Attribution | None]]:
     return [[a if r == 0 or a.signed else None for a in first] for r in range(rows)]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4])
-@pytest.mark.parametrize("columns", [1, 5, 8, 12])
+@pytest.mark.parametrize("rows", [1, 3, *rare(4)])
+@pytest.mark.parametrize("columns", [1, 5, *rare(8, 12)])
 def test_nothing_collides_in_an_explanation(columns: int, rows: int) -> None:
     heads = [f"{LABEL} {LABEL} 0.21", "bull mastiff 0.62", f"{LABEL.replace(' ', '_')} 0.02", "boxer 0.001"][:rows]
     figure = explanation_figure(matrix(columns, rows), photo=photo(), top=TOP, rows=heads)

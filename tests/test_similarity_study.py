@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from machine import rare
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy import stats
@@ -358,7 +359,9 @@ def test_samples_go_evenly_through_a_class() -> None:
 NAMES = ["tench", "great white shark, white shark, man-eater, man-eating shark, Carcharodon", "$hen$ ü 鳥"]
 
 
-@pytest.mark.parametrize("shape", [(30, 12, 12), (30, 24, 16), (30, 12, 3), (9, 48, 12), (6, 90, 2), (6, 1, 40)])
+@pytest.mark.parametrize(
+    "shape", [(30, 12, 12), (6, 90, 2), (6, 1, 40), *rare(((30, 24, 16),), ((30, 12, 3),), ((9, 48, 12),))]
+)
 def test_nothing_collides(shape: tuple[int, int, int]) -> None:
     values = scores(*shape)
     found = similarity_findings(values, [NAMES[i % 3] for i in range(len(values))])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zoo
 from conftest import Run
-from machine import PATIENCE, until
+from machine import PATIENCE, rare, until
 from PIL import Image
 from test_study import album, names, other_network
 
@@ -65,7 +65,7 @@ def test_cass_says_what_it_found_and_leaves_figures(run: Run, album: Path) -> No
     assert list(told["failed"]) == ["cat/3.png"] and told["finished"] and told["models"]["small"]["lead"]
 
 
-@pytest.mark.parametrize("kind", ["spread", "compare", "leaderboard", "maps"])
+@pytest.mark.parametrize("kind", ["leaderboard", "maps", *rare("spread", "compare")])
 def test_the_other_kinds(run: Run, album: Path, kind: str) -> None:
     more: tuple[Any, ...] = () if kind == "spread" else ("-x", "attention,gae")
     more += ("--metrics", "sparsity,token_deletion") if kind == "leaderboard" else ()
@@ -185,6 +185,7 @@ def test_pictures_that_all_fail_are_an_error(run: Run, tmp_path: Path) -> None:
         assert open_study("vitreous-out").to_pandas()["error"].notna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_ctrl_c_in_a_real_run(album: Path, tmp_path: Path) -> None:
     """SIGINT to the whole group, as a terminal sends it: no traceback, no process left."""

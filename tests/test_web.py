@@ -36,7 +36,7 @@ import typer
 import uvicorn
 import zoo
 from conftest import off
-from machine import PATIENCE, ROUNDING, until
+from machine import PATIENCE, ROUNDING, rare, until
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -1061,7 +1061,7 @@ def test_a_trace_too_large_to_keep_still_answers() -> None:
         assert len(own.traces) == 0
 
 
-@pytest.mark.parametrize("name", ["gae", "cdam", "gradient", "attn_lrp"])
+@pytest.mark.parametrize("name", ["gae", *rare("cdam", "gradient", "attn_lrp")])
 def test_gradients_are_not_kept(client: TestClient, engine: Engine, name: str) -> None:
     """The trace stays for other questions, the graph behind its gradients goes with the job."""
     served = engine.find("timm-ViT")
@@ -1126,7 +1126,7 @@ def known_values(engine: Engine, client: TestClient) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # schemathesis does, inside
-@pytest.mark.parametrize("examples", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, *rare(300)])
 def test_fuzzed_requests(examples: int) -> None:
     """schemathesis: whatever fits the schema or does not, no 500, and every answer as documented."""
     schemathesis = pytest.importorskip("schemathesis", reason="requests are made up by schemathesis: pip install it")

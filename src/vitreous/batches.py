@@ -167,17 +167,18 @@ def has_room(reader: Reader, batch: int, workers: int) -> bool:
 def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:
     from torch.utils.data import DataLoader
 
-    loader: Any = DataLoader(
-        reader,  # type: ignore[arg-type]  # it is only ever asked for items
-        batch_size=None,
-        sampler=groups,  # each item is a list of numbers
-        num_workers=min(workers, len(groups)),
-        prefetch_factor=AHEAD,
-        worker_init_fn=partial(obey, os.getpid()),
-        multiprocessing_context="fork" if sys.platform == "linux" else None,
-    )
     with warnings.catch_warnings(), own_signals():
         warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads; the children only read pictures
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more than there are cores: as was asked for
+        loader: Any = DataLoader(
+            reader,  # type: ignore[arg-type]  # it is only ever asked for items
+            batch_size=None,
+            sampler=groups,  # each item is a list of numbers
+            num_workers=min(workers, len(groups)),
+            prefetch_factor=AHEAD,
+            worker_init_fn=partial(obey, os.getpid()),
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
         return iter(loader)
 
 
