@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -53,9 +52,16 @@ def unfused(name: str) -> Callable[[], Any]:
     return make
 
 
+def library(name: str, extra: str) -> Any:
+    """A package, without which the tests that ask for a model of it are skipped."""
+    import pytest
+
+    return pytest.importorskip(name, reason=f"this model needs pip install 'vitreous[{extra}]'")
+
+
 def hf(kind: str, head: str, attention: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
-        transformers = pytest.importorskip("transformers", reason="this model needs pip install 'vitreous[hf]'")
+        transformers = library("transformers", "hf")
         sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
         config = getattr(transformers, f"{kind}Config")(**sizes, image_size=64, patch_size=16, **options)
         config.num_labels = CLASSES
@@ -74,7 +80,7 @@ def torchvision() -> Any:
 
 
 def open_clip() -> Any:
-    open_clip = pytest.importorskip("open_clip", reason="this model needs pip install 'vitreous[clip]'")
+    open_clip = library("open_clip", "clip")
     tower = {"image_size": 128, "layers": 3, "width": 32, "head_width": 16, "patch_size": 32}
     text = {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}
     return open_clip.CLIP(embed_dim=16, vision_cfg=tower, text_cfg=text)
