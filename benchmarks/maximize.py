@@ -22,9 +22,10 @@ from PIL import Image
 from torch import Tensor
 
 import vitreous
-from vitreous import Maximized, Model, pictures
-from vitreous.activation.penalty import both_ways
-from vitreous.files import write_whole
+from vitreous import Maximized, Model
+from vitreous._support.files import write_whole
+from vitreous.images import pictures
+from vitreous.inspect.maximize.penalty import both_ways
 
 PLAIN: dict[str, Any] = {
     "canvas": "pixel", "copies": 1, "jitter": 0, "scale": 0.0, "rotate": 0.0, "noise": 0.0, "colour": 0.0, "tv": 0.0,

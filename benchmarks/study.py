@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 import vitreous
-from vitreous.api import images_at_once
-from vitreous.dataset import Data, read_data
-from vitreous.model import Model
-from vitreous.study.kind import Kind, Scene
-from vitreous.study.run import make_kind
-from vitreous.target import Top, fix
-from vitreous.trace import Trace
+from vitreous.evaluation.study.kind import Kind, Scene
+from vitreous.evaluation.study.run import make_kind
+from vitreous.images.dataset import Data, read_data
+from vitreous.models.model import Model
+from vitreous.trace.apply import images_at_once
+from vitreous.trace.target import Top, fix
+from vitreous.trace.trace import Trace
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ def steady() -> Iterator[None]:
     """The same chance and the same free memory for every test, whatever ran before it and beside it."""
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitreous.memory.free_memory", lambda device: FREE)
+        patch.setattr("vitreous._support.memory.free_memory", lambda device: FREE)
         yield
 
 

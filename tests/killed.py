@@ -15,7 +15,7 @@ torch.set_num_threads(1)
 import zoo
 
 from vitreous import Model, open_study, run_study
-from vitreous.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET, default
 
 KILLS, ROUNDS = 8, 6
 SHARDS = 10

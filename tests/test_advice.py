@@ -14,10 +14,10 @@ from known import known
 from PIL import Image
 
 import vitreous
-from vitreous.advice import line_up, named
 from vitreous.cli import options
 from vitreous.errors import OptionError
-from vitreous.preprocess import default
+from vitreous.evaluation.advice import line_up, named
+from vitreous.images.preprocess import default
 
 
 @pytest.fixture(scope="module")

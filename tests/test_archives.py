@@ -24,11 +24,13 @@ from machine import ROUNDING
 from PIL import Image
 
 import vitreous
-from vitreous import Model, archives
-from vitreous.dataset import Data, match_labels, read_data
+from vitreous import Model
 from vitreous.errors import InputError, ModelError, TargetError
-from vitreous.masks import read_mask
-from vitreous.preprocess import IMAGENET, default
+from vitreous.images import archives
+from vitreous.images.dataset import Data, read_data
+from vitreous.images.masks import read_mask
+from vitreous.images.preprocess import IMAGENET, default
+from vitreous.models.match_labels import match_labels
 
 SIZE = (30, 20)
 Files = Sequence[tuple[str, bytes]]

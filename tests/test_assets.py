@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from timm.data.transforms_factory import create_transform
 
 import vitreous
-from vitreous import preprocess, sources
-from vitreous.model import read_labels
+from vitreous.images import preprocess
+from vitreous.models import load as sources
+from vitreous.models.labels import read_labels
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "src" / "vitreous" / "assets"

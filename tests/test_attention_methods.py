@@ -133,7 +133,7 @@ def test_query_is_what_one_patch_looks_at(name: str) -> None:
 def test_long_sequences_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = zoo.model("timm ViT 224×448"), zoo.images("timm ViT 224×448")
     whole = [vitreous.explain(model, images, "rollout", heads=heads).map for heads in ("mean", "max")]
-    monkeypatch.setattr("vitreous.attention.ROWS", 50)
+    monkeypatch.setattr("vitreous.capture.attention.ROWS", 50)
     pieces = [vitreous.explain(model, images, "rollout", heads=heads).map for heads in ("mean", "max")]
     for a, b in zip(pieces, whole, strict=True):
         assert off(a, b) < 1e-5

@@ -18,9 +18,10 @@ from PIL import Image
 
 import vitreous
 from vitreous import Attribution, Model, registry
-from vitreous.attribution import FIGURES, Views, join
+from vitreous._support.files import FIGURES
+from vitreous.attribution import Views, join
 from vitreous.errors import InputError, OptionError, TargetError
-from vitreous.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET, default
 
 
 def made(count: int = 3, **changes: Any) -> Attribution:

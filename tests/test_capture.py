@@ -14,8 +14,8 @@ from machine import ROUNDING
 from torch import nn
 
 from vitreous import Model, Trace
-from vitreous.attention import Attention
-from vitreous.capture import Capture, as_products, products
+from vitreous.capture.attention import Attention
+from vitreous.capture.capture import Capture, as_products, products
 from vitreous.errors import CaptureError
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
@@ -132,7 +132,7 @@ def test_gradient_of_attention_without_forming_it(dtype: torch.dtype, limit: flo
 @pytest.mark.parametrize("name", ["timm ViT", "HF ViT eager", "torchvision ViT", "hand-written", "flat heads"])
 def test_gradients_reach_every_layer(name: str) -> None:
     """At every door ∂y/∂A belongs to A: O = A·V is linear in A, so that Σ ∂y/∂A ⊙ A is Σ ∂y/∂O ⊙ O."""
-    from vitreous.target import Class
+    from vitreous.trace.target import Class
 
     trace = Trace(zoo.model(name), zoo.images(name))
     grads = trace.grads(Class(2))

@@ -25,7 +25,7 @@ from vitreous.cli import options
 from vitreous.cli.cass import correlation, depth
 from vitreous.cli.main import main
 from vitreous.errors import OptionError, TargetError, Unsupported
-from vitreous.trace import Trace
+from vitreous.trace.trace import Trace
 
 FAMILIES = [
     "timm ViT",

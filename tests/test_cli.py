@@ -25,7 +25,7 @@ from vitreous import METHODS, Attribution, Model
 from vitreous.cli import explain, options
 from vitreous.cli.explain import unique_names
 from vitreous.cli.main import main
-from vitreous.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET, default
 from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")

@@ -17,11 +17,11 @@ from conftest import Run
 from pydantic import Field
 
 from vitreous import METHODS, METRICS, Trace, method, metric
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.references import REFERENCES
 from vitreous.registry import Declared, Method, Metric
-from vitreous.target import Target
-from vitreous.trace import gradients
+from vitreous.trace.target import Target
+from vitreous.trace.trace import gradients
 from vitreous.types import Map
 
 ROOT = Path(__file__).parents[1]

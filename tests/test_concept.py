@@ -14,8 +14,8 @@ from PIL import Image
 
 import vitreous
 from vitreous import Concept, Trace
-from vitreous.concept import fingerprint
 from vitreous.errors import InputError, TargetError
+from vitreous.models.fingerprint import fingerprint
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vitreous import doctor
 from vitreous._support import cpu
+from vitreous.cli import health
 
 FORBIDDEN = """
 import os, signal, sys
@@ -48,7 +48,7 @@ def test_nothing_is_tried_where_amx_is_not_announced(announced: Path, monkeypatc
         info = Path(os.environ["VITREOUS_CPUINFO"])
         info.write_text(f"flags : {file}") if file else info.unlink()
         assert cpu.work_around_amx() is None and cpu.SETTING not in os.environ
-    assert doctor.about_amx() == ""
+    assert health.about_amx() == ""
 
 
 @pytest.mark.process
@@ -66,7 +66,7 @@ def test_a_child_that_dies_lowers_the_instructions(forbidden: Path, monkeypatch:
     assert notice is not None and cpu.REMEDY in notice
     assert os.environ[cpu.SETTING] == cpu.LOWERED
     assert cpu.work_around_amx() is None, "it is said once"
-    assert f"export {cpu.REMEDY}" in doctor.about_amx()
+    assert f"export {cpu.REMEDY}" in health.about_amx()
     monkeypatch.delenv(cpu.SETTING)
     assert cpu.work_around_amx() == notice
     assert forbidden.read_text() == "born\n", "one child in all: the verdict is kept"

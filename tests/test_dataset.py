@@ -15,9 +15,10 @@ from PIL import Image
 
 import vitreous
 from vitreous import Model
-from vitreous.dataset import Sample, match_labels, read_data
 from vitreous.errors import InputError, TargetError
-from vitreous.preprocess import IMAGENET, default
+from vitreous.images.dataset import Sample, read_data
+from vitreous.images.preprocess import IMAGENET, default
+from vitreous.models.match_labels import match_labels
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def table(path: Path, *lines: str) -> Path:
     return path
 
 
-def told(data: vitreous.dataset.Data) -> list[tuple[str, object, object]]:
+def told(data: vitreous.images.dataset.Data) -> list[tuple[str, object, object]]:
     return [(sample.name, sample.label, sample.mask) for sample in data.samples]
 
 
@@ -212,7 +213,7 @@ def test_a_fingerprint_changes(pair: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- labels
 
 
-def labelled(tmp_path: Path, *labels: str) -> vitreous.dataset.Data:
+def labelled(tmp_path: Path, *labels: str) -> vitreous.images.dataset.Data:
     for label in labels:
         photo(tmp_path / label / "1.jpg")
     return read_data(tmp_path)
@@ -258,6 +259,6 @@ def test_the_shared_sets(shared: Path, end: str, tiny: Model) -> None:
     assert len({s.label for s in pets.samples}) == 24
     views = read_data(shared / "data" / "imagenet-samples" / end)
     assert len(views) == 500 and not views.masked
-    named = vitreous.dataset.Data("x", tuple(Sample(s.image, s.name, s.name) for s in views.samples))
+    named = vitreous.images.dataset.Data("x", tuple(Sample(s.image, s.name, s.name) for s in views.samples))
     found = match_labels(named, tiny)  # the files' names hold their WordNet numbers
     assert [s.label for s in found.samples] == [s.label for s in views.samples]

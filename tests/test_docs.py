@@ -35,10 +35,12 @@ from machine import PATIENCE
 from PIL import Image
 from safetensors.torch import save_file
 
-from vitreous import METHODS, METRICS, Model, preprocess, sources
+from vitreous import METHODS, METRICS, Model
 from vitreous.cli import serve
 from vitreous.cli.main import app
-from vitreous.model import read_labels
+from vitreous.images import preprocess
+from vitreous.models import load as sources
+from vitreous.models.labels import read_labels
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT / "src" / "vitreous" / "assets" / "photos"

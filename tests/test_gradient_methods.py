@@ -20,9 +20,10 @@ from torch import Tensor, nn
 import vitreous
 from vitreous import Concept, Model, Trace
 from vitreous.errors import OptionError, Unsupported
-from vitreous.head_similarity import pool_patches
+from vitreous.methods.attention.head_similarity import pool_patches
 from vitreous.methods.gradient.smoothgrad import smooth_gradient
-from vitreous.target import Class
+from vitreous.trace.parse_target import parse
+from vitreous.trace.target import Class
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]
@@ -143,7 +144,7 @@ def test_gae_and_grad_rollout_are_the_plain_products(name: str) -> None:
     """Whole matrices, one image at a time, double precision."""
     trace = Trace(zoo.model(name), zoo.images(name))
     ours = {m: vitreous.explain(zoo.model(name), trace, m, aim(name)).map for m in ("gae", "grad_rollout")}
-    target = vitreous.target.parse(aim(name), zoo.model(name), 7)
+    target = parse(aim(name), zoo.model(name), 7)
     grads = trace.grads(target)
     layers = trace.record(grad=True).layers
     read, layout = trace.readout.double().numpy(), trace.layout
@@ -166,13 +167,13 @@ def test_attention_gradients_are_autograds_own(kind: str) -> None:
     """∂y/∂A from the library's eager attention, against ours under sdpa with the same weights."""
     eager, images = zoo.network(f"HF {kind} eager"), zoo.images(f"HF {kind} eager")
     out = eager(pixel_values=images.clone().requires_grad_(), output_attentions=True)
-    y = vitreous.model.read_output(out, kind)[:, 2].sum()
+    y = vitreous.models.model.read_output(out, kind)[:, 2].sum()
     expected = torch.autograd.grad(y, out.attentions)
     fused = zoo.ZOO[f"HF {kind} sdpa"].make().eval()
     fused.load_state_dict(eager.state_dict())
     for net in (fused, eager):
         trace = Trace(Model(net), images)
-        grads = trace.grads(vitreous.target.Neuron(2))
+        grads = trace.grads(vitreous.trace.target.Neuron(2))
         for layer, grad, own in zip(trace.record(grad=True).layers, grads, expected, strict=True):
             assert off(layer.weights_grad(grad).detach(), own) < 1e-4
 

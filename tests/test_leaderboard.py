@@ -18,14 +18,15 @@ from PIL import Image
 from pyarrow import parquet
 
 import vitreous
-from vitreous import METHODS, METRICS, Model, leaderboard
+from vitreous import METHODS, METRICS, Model
 from vitreous.cli import options
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
-from vitreous.evaluation import Measured
-from vitreous.leaderboard import Leaderboard, make_plan, pick_methods, pick_metrics, run_leaderboard
-from vitreous.preprocess import IMAGENET, default
+from vitreous.evaluation import leaderboard
+from vitreous.evaluation.leaderboard import Leaderboard, make_plan, pick_methods, pick_metrics, run_leaderboard
+from vitreous.evaluation.report.files import Log
+from vitreous.images.preprocess import IMAGENET, default
+from vitreous.metrics.case import Measured
 from vitreous.registry import method, metric
-from vitreous.report.files import Log
 
 FILES = ["curves.parquet", "leaderboard.csv", "leaderboard.json", "leaderboard.parquet", "report.html"]
 
@@ -324,7 +325,7 @@ def test_metrics_by_name_family_and_need() -> None:
 
 
 def test_metrics_that_judge_come_first(folder: Path) -> None:
-    data = vitreous.dataset.read_data(folder)
+    data = vitreous.images.dataset.read_data(folder)
     plan = make_plan("gae", "sparsity,token_deletion", {"token_deletion": {"steps": 3}}, data)
     assert list(plan.metrics) == ["token_deletion", "sparsity"] and plan.metrics["token_deletion"].values["steps"] == 3
     with pytest.raises(OptionError, match="options for rollout: it is not among"):
@@ -400,7 +401,7 @@ def test_an_interrupt_leaves_what_is_finished(loaded: Model, run: Run, folder: P
 
 
 def test_rows_are_on_disk_while_it_runs(small: Model, folder: Path, tmp_path: Path) -> None:
-    plan = make_plan("gae", "sparsity", {}, data := vitreous.dataset.read_data(folder))
+    plan = make_plan("gae", "sparsity", {}, data := vitreous.images.dataset.read_data(folder))
     board = Leaderboard(small, data, plan)
     board.run(Log(board, tmp_path / "out"))
     with (tmp_path / "out" / "leaderboard.partial.csv").open(encoding="utf-8") as file:

@@ -20,11 +20,12 @@ from vitreous import Model, Trace
 from vitreous.errors import Unsupported
 from vitreous.methods.attention_gradient.transformer_attribution import relevances
 from vitreous.methods.lrp.propagate import token_relevance
-from vitreous.rules.gradient import ATTN_LRP, CP_LRP
-from vitreous.rules.mode import Rules, RuleWarning, Table, spelled
-from vitreous.rules.relevance import Cast, Chefer
-from vitreous.tail import tails
-from vitreous.target import Class, Neuron, Target
+from vitreous.trace.last_block import tails
+from vitreous.trace.parse_target import parse
+from vitreous.trace.rules.gradient import ATTN_LRP, CP_LRP
+from vitreous.trace.rules.mode import Rules, RuleWarning, Table, spelled
+from vitreous.trace.rules.relevance import Cast, Chefer
+from vitreous.trace.target import Class, Neuron, Target
 
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]
 TABLES = {"attn_lrp": ATTN_LRP, "cp_lrp": CP_LRP}
@@ -349,7 +350,7 @@ def test_contrast_is_the_difference_of_relevances() -> None:
     for method in TABLES:
         one, other, both = (vitreous.explain(model, images, method, t).map for t in (2, 5, "2-5"))
         assert off(both, one - other) < 1e-4
-    found = [relevances(Trace(model, images), vitreous.target.parse(t, model, 7)) for t in (2, 5, "2-5")]
+    found = [relevances(Trace(model, images), parse(t, model, 7)) for t in (2, 5, "2-5")]
     for one, other, both in zip(*found, strict=True):
         assert off(both.relevance, one.relevance - other.relevance) < 1e-9
         assert both.relevance.abs().max() > 0

@@ -13,10 +13,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import vitreous
-from vitreous import Model, preprocess
+from vitreous import Model
 from vitreous.errors import InputError
-from vitreous.masks import check_masks, list_masks, read_mask, read_masks
-from vitreous.preprocess import Preprocess
+from vitreous.images import pictures, preprocess
+from vitreous.images.masks import check_masks, list_masks, read_mask, read_masks
+from vitreous.images.preprocess import Preprocess
 
 SIZE = (64, 64)
 STRETCH = preprocess.adapt(v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Resize(SIZE)]))
@@ -204,7 +205,7 @@ def test_pictures_that_exif_turns(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     lying.save(tmp_path / "photo.jpg", exif=exif, quality=95)
-    white = WAYS["crop"].colours(WAYS["crop"](vitreous.pictures.read(tmp_path / "photo.jpg").image)).mean(2) > 0.5
+    white = WAYS["crop"].colours(WAYS["crop"](pictures.read(tmp_path / "photo.jpg").image)).mean(2) > 0.5
     found = read_mask(drawn, tmp_path / "photo.jpg", WAYS["crop"], SIZE)
     assert iou(found, white) > 0.95
     lying.save(tmp_path / "mask.png", exif=exif)

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import Model, Trace
-from vitreous.activation.canvas import AXES, SPREAD, START, Canvas, fourier_paint
-from vitreous.activation.maximize import maximize
-from vitreous.activation.penalty import border_ratio, discontinuity, distance_from_grey, total_variation
-from vitreous.activation.transform import drawn, moved, noisy, recoloured
-from vitreous.activation.unit import look, parse_units, split_units
+from vitreous._support.progress import listening
 from vitreous.cli.main import maximize as command
 from vitreous.errors import OptionError, TargetError, Unsupported
-from vitreous.progress import listening
+from vitreous.inspect.maximize.canvas import AXES, SPREAD, START, Canvas, fourier_paint
+from vitreous.inspect.maximize.maximize import maximize
+from vitreous.inspect.maximize.penalty import border_ratio, discontinuity, distance_from_grey, total_variation
+from vitreous.inspect.maximize.transform import drawn, moved, noisy, recoloured
+from vitreous.inspect.maximize.unit import look, parse_units, split_units
 
 QUICK: dict[str, Any] = {"copies": 1, "jitter": 4, "scale": 0.1, "rotate": 5.0, "noise": 0.05, "colour": 0.1}
 PLAIN: dict[str, Any] = {

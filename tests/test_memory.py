@@ -17,9 +17,9 @@ from conftest import Run, off
 from machine import DIFFERENCES, FREE, PATIENCE, until
 
 import vitreous
-from vitreous import memory, progress
+from vitreous._support import memory, progress
+from vitreous._support.memory import batch_size, budget, free_in_group, free_ram, in_batches, limit_memory, parse_memory
 from vitreous.errors import OptionError
-from vitreous.memory import batch_size, budget, free_in_group, free_ram, in_batches, limit_memory, parse_memory
 
 CPU = torch.device("cpu")
 

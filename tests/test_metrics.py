@@ -25,13 +25,13 @@ from torch import Tensor, nn
 import vitreous
 from vitreous import METRICS, Attribution, Model
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
-from vitreous.evaluation import Case, Measured, Score, make_case, measure
+from vitreous.metrics.case import Case, Measured, Score, make_case, measure
 from vitreous.metrics.correlation import correlation, rank_correlation
 from vitreous.metrics.localisation.mask_iou import above_mean
 from vitreous.metrics.sanity.parameter_randomisation import copy_of, depths, parts_of
 from vitreous.registry import METHODS
-from vitreous.target import Class
-from vitreous.trace import Trace
+from vitreous.trace.target import Class
+from vitreous.trace.trace import Trace
 
 CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly defaults
     "deletion": {"steps": 3},
@@ -588,8 +588,8 @@ def test_a_forward_of_ones_own_runs_the_copy() -> None:
 
 
 def test_a_probe_is_shuffled_to_the_bottom() -> None:
-    from vitreous.concept import fingerprint
-    from vitreous.probed import Probe, attach
+    from vitreous.models.fingerprint import fingerprint
+    from vitreous.models.probe.attach import Probe, attach
 
     net = copy.deepcopy(zoo.network("timm ViT"))
     backbone = Model(net, forward=lambda x: net(x))

@@ -8,7 +8,7 @@ from conftest import off
 from machine import ROUNDING
 from scipy import stats
 
-from vitreous.noise import STRIDE, mixed, normal
+from vitreous._support.noise import STRIDE, mixed, normal
 
 ALL = 2**64 - 1
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import vitreous
 from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.arbitration.optimus import candidates
-from vitreous.target import Class
+from vitreous.trace.target import Class
 
 FAST = {"single_heads": False, "controls": 4}
 

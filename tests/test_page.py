@@ -27,11 +27,11 @@ from PIL import Image
 
 import vitreous
 from vitreous import METHODS, Model
+from vitreous._support.progress import steps
 from vitreous.cli.serve import listen
 from vitreous.plot.colour import colour_map
-from vitreous.progress import steps
 from vitreous.registry import method
-from vitreous.trace import Trace
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 from vitreous.web.app import create_app
 from vitreous.web.engine import Engine, Source

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import gaussian_blur
 
 import vitreous
-from vitreous import Layout, Model, Trace, hiding
+from vitreous import Layout, Model, Trace
+from vitreous._support.memory import limit_memory
 from vitreous.errors import OptionError, Unsupported
-from vitreous.memory import limit_memory
 from vitreous.methods.perturbation import occlusion
 from vitreous.methods.perturbation import vit_cx as masking
-from vitreous.methods.perturbation.pixels import stretch
 from vitreous.methods.perturbation.rise import draw
-from vitreous.variants import left_out, ways
+from vitreous.trace.perturb import hide_patches
+from vitreous.trace.perturb.drop_tokens import left_out, ways
+from vitreous.trace.perturb.fills import stretch
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
 SMALL_ZOO = [name for name in zoo.ZOO if "448" not in name]
@@ -329,7 +330,7 @@ def test_occlusion_on_tokens_is_occlusion_on_pixels(name: str, monkeypatch: pyte
     sizes = counting(monkeypatch)
     on_tokens = explained(model, images, "occlusion", aim(name))
     assert max(sizes) == 1
-    monkeypatch.setattr(hiding, "known", lambda *_: False)
+    monkeypatch.setattr(hide_patches, "known", lambda *_: False)
     on_pixels = explained(model, images, "occlusion", aim(name))
     assert max(sizes) == 16
     assert off(on_tokens, on_pixels) < 1e-6
@@ -372,7 +373,7 @@ def test_occlusion_with_a_layout_given_by_hand() -> None:
     assert off(ours, explained(exact("timm ViT"), pictures("timm ViT"), "occlusion")) < 1e-6
     trace = Trace(given, pictures("timm ViT"))
     trace.layout = Layout((3, 3))
-    hidden = hiding.pixels_of(trace, torch.eye(9, dtype=torch.bool).reshape(9, 3, 3))
+    hidden = hide_patches.pixels_of(trace, torch.eye(9, dtype=torch.bool).reshape(9, 3, 3))
     assert hidden.sum(0).eq(1).all(), "every pixel belongs to one patch"
     assert hidden[8, 0, 42:, 42:].all()
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous import pictures
 from vitreous.errors import InputError
+from vitreous.images import pictures
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 

@@ -24,6 +24,7 @@ from PIL import Image
 
 from vitreous.attribution import Attribution, Views
 from vitreous.errors import InputError, OptionError
+from vitreous.images.preprocess import Preprocess
 from vitreous.plot import colour
 from vitreous.plot.figure import (
     attribution_figure,
@@ -36,7 +37,6 @@ from vitreous.plot.figure import (
 )
 from vitreous.plot.heads import ENDS, heads_figure
 from vitreous.plot.overlay import LONG_SIDE, bare, base, overlay
-from vitreous.preprocess import Preprocess
 from vitreous.version import VERSION
 
 RANDOM = np.random.default_rng(0)

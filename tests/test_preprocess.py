@@ -19,9 +19,10 @@ from timm.data import create_transform, resolve_data_config
 from timm.data.transforms_factory import transforms_imagenet_eval
 from torchvision.transforms import v2
 
-from vitreous import Model, preprocess
+from vitreous import Model
 from vitreous.errors import ModelError
-from vitreous.preprocess import CLIP, IMAGENET, Preprocess, adapt
+from vitreous.images import preprocess
+from vitreous.images.preprocess import CLIP, IMAGENET, Preprocess, adapt
 
 open_clip = pytest.importorskip("open_clip", reason="its preprocessing is the yardstick: pip install 'vitreous[clip]'")
 transformers = pytest.importorskip("transformers", reason="so is this one's: pip install 'vitreous[hf]'")

@@ -25,12 +25,14 @@ from test_methods import CHEAP, state
 from torch import nn
 
 import vitreous
-from vitreous import METHODS, Concept, Model, Trace, imagefolder, probe
-from vitreous.concept import fingerprint
+from vitreous import METHODS, Concept, Model, Trace
 from vitreous.errors import InputError, ModelError, OptionError, Unsupported, VitreousError, WeightsError
-from vitreous.preprocess import IMAGENET, Preprocess, default
-from vitreous.probe import Evaluation, Probe, Progress, attach, evaluate, load_probe, train
-from vitreous.probed import Probed, embed
+from vitreous.images import class_folders as imagefolder
+from vitreous.images.preprocess import IMAGENET, Preprocess, default
+from vitreous.models.fingerprint import fingerprint
+from vitreous.models.probe import train as probe
+from vitreous.models.probe.attach import Probed, embed
+from vitreous.models.probe.train import Evaluation, Probe, Progress, attach, evaluate, load_probe, train
 
 CLASSES = ("blue", "green", "red")
 LEARNED = 1e-3  # rounding, after some steps of learning have made it larger
@@ -464,7 +466,7 @@ def test_a_failed_write_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitreous.files.os.replace", full)
+    monkeypatch.setattr("vitreous._support.files.os.replace", full)
     with pytest.raises(OSError, match="No space"):
         train(zoo.model("timm ViT"), data, tmp_path / "p", **QUICK)
     assert files(tmp_path) == ["p"]

@@ -17,13 +17,13 @@ from conftest import Run
 from test_study import album, same  # the same pictures
 
 from vitreous import Model, open_study, run_study
-from vitreous.dataset import read_data
 from vitreous.errors import InputError, ModelError
-from vitreous.preprocess import IMAGENET, default
-from vitreous.study.kind import find_kind
-from vitreous.study.on_ray import connected, cores_each, run_ray, usual_actors
-from vitreous.study.recipe import Source, plan
-from vitreous.study.store import circumstances, open_store
+from vitreous.evaluation.study.kind import find_kind
+from vitreous.evaluation.study.on_ray import connected, cores_each, run_ray, usual_actors
+from vitreous.evaluation.study.plan import Source, plan
+from vitreous.evaluation.study.store import circumstances, open_store
+from vitreous.images.dataset import read_data
+from vitreous.images.preprocess import IMAGENET, default
 
 ray = pytest.importorskip("ray", reason="the tests of the Ray engine need Ray: pip install 'vitreous[ray]'")
 assert album

@@ -15,10 +15,8 @@ from scipy import stats
 
 import vitreous
 from vitreous.errors import InputError
-from vitreous.plot.figure import png_bytes
-from vitreous.plot.similarity import Group, class_figure, layer_figure
-from vitreous.study import similarity
-from vitreous.study.similarity import (
+from vitreous.evaluation.study import similarity_findings as findings_module
+from vitreous.evaluation.study.similarity_findings import (
     depth_correlations,
     fall_test,
     heads_test,
@@ -30,6 +28,8 @@ from vitreous.study.similarity import (
     similarity_findings,
     unusually_low,
 )
+from vitreous.plot.figure import png_bytes
+from vitreous.plot.similarity import Group, class_figure, layer_figure
 
 NAN = float("nan")
 
@@ -232,7 +232,7 @@ def test_many_images_have_the_bootstraps_own_interval(monkeypatch: pytest.Monkey
     series = np.random.default_rng(0).gamma(2, 1, (3, 4000))
     series[1, ::3] = NAN
     resampled = mean_intervals(series)
-    monkeypatch.setattr(similarity, "MANY", 100)
+    monkeypatch.setattr(findings_module, "MANY", 100)
     limit = mean_intervals(series)
     assert np.abs(limit - resampled).max() < 0.06 * np.ptp(resampled, axis=0).min()
     row = series[1][np.isfinite(series[1])]

@@ -15,9 +15,9 @@ from PIL import Image
 from scipy import stats
 
 from vitreous.errors import InputError
+from vitreous.evaluation.study.spread_findings import SpreadExample, file_name, spread_findings, spread_levels
 from vitreous.plot.figure import png_bytes
 from vitreous.plot.spread import TOGETHER, example_figure, histogram_figure, spread_figure
-from vitreous.study.levels import SpreadExample, file_name, spread_findings, spread_levels
 
 NAN = float("nan")
 

@@ -23,17 +23,18 @@ from machine import PATIENCE, ROUNDING
 from PIL import Image
 
 import vitreous
-from vitreous import METHODS, Model, batches, open_study, run_study
-from vitreous.batches import Reader, in_processes, in_threads
-from vitreous.dataset import Data, Sample, read_data
+from vitreous import METHODS, Model, open_study, run_study
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
-from vitreous.preprocess import IMAGENET, Preprocess, default
+from vitreous.evaluation.study import local, shard
+from vitreous.evaluation.study.kind import HOMES, find_kind
+from vitreous.evaluation.study.plan import Source, cut, plan, shard_size, weights_digest
+from vitreous.evaluation.study.read import Study
+from vitreous.evaluation.study.store import Store, find_store
+from vitreous.images import readers as batches
+from vitreous.images.dataset import Data, Sample, read_data
+from vitreous.images.preprocess import IMAGENET, Preprocess, default
+from vitreous.images.readers import Reader, in_processes, in_threads
 from vitreous.registry import method
-from vitreous.study import local, shard
-from vitreous.study.kind import HOMES, find_kind
-from vitreous.study.opened import Study
-from vitreous.study.recipe import Source, cut, plan, shard_size, weights_digest
-from vitreous.study.store import Store, find_store
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,7 @@ def test_leaderboard_is_that_of_evaluate(small: Model, album: Path, tmp_path: Pa
                 want = board.values[m, k, n]
                 got = rows[metric][sample.name]
                 assert np.isnan(want) == np.isnan(got) and (np.isnan(want) or got == pytest.approx(want, rel=1e-4))
-    from vitreous.study.leaderboard import boards_of
+    from vitreous.evaluation.study.leaderboard import boards_of
 
     ((_, again),) = boards_of(study.kind, study.of("small"))
     np.testing.assert_allclose(again.summary().mean, board.summary().mean, rtol=1e-4)
@@ -467,7 +468,7 @@ def test_a_study_stays_cut_as_it_was_begun(
 
 HOLDER = """
 import sys
-from vitreous.study.store import find_store
+from vitreous.evaluation.study.store import find_store
 with find_store(sys.argv[1]).locked():
     print("locked", flush=True)
     sys.stdin.readline()
@@ -722,7 +723,7 @@ def test_a_plan_takes_names_and_files(album: Path) -> None:
 
 def test_cass_reads_rows_only(small: Model, album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No layer's N×N attention is ever made."""
-    from vitreous.attention import Attention
+    from vitreous.capture.attention import Attention
 
     read: list[tuple[int, ...]] = []
     true = Attention.rows

@@ -18,12 +18,13 @@ from machine import PATIENCE, rare, until
 from PIL import Image
 from test_study import album, names, other_network
 
-from vitreous import Model, open_study, sources
+from vitreous import Model, open_study
 from vitreous.cli import study as command
-from vitreous.preprocess import IMAGENET, default
-from vitreous.study import local
-from vitreous.study.kind import HOMES
-from vitreous.study.store import Store
+from vitreous.evaluation.study import local
+from vitreous.evaluation.study.kind import HOMES
+from vitreous.evaluation.study.store import Store
+from vitreous.images.preprocess import IMAGENET, default
+from vitreous.models import load as sources
 
 assert album
 

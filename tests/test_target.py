@@ -12,7 +12,8 @@ import zoo
 import vitreous
 from vitreous import Model, Trace
 from vitreous.errors import TargetError
-from vitreous.target import Class, Contrast, Each, Neuron, Top, fix, parse, title
+from vitreous.trace.parse_target import parse
+from vitreous.trace.target import Class, Contrast, Each, Neuron, Top, fix, title
 
 LABELS = ["tabby, tabby cat", "tiger cat", "Egyptian cat", "bull mastiff", "black-and-tan coonhound", "zebra", "lynx"]
 

@@ -41,25 +41,26 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import vitreous
-from vitreous import METHODS, Attribution, Concept, Model, evaluate, explain, pictures
+from vitreous import METHODS, Attribution, Concept, Model, evaluate, explain
+from vitreous._support.progress import steps
 from vitreous.cli.main import app as commands
 from vitreous.cli.serve import listen as listen_on
 from vitreous.errors import TargetError
-from vitreous.progress import steps
+from vitreous.images import pictures
 from vitreous.registry import method
-from vitreous.trace import Trace
+from vitreous.trace.perturb.drop_tokens import scores_keeping
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
-from vitreous.variants import scores_keeping
 from vitreous.web import schema
 from vitreous.web.app import create_app
 from vitreous.web.engine import Engine, Source
 from vitreous.web.guard import HEADERS
-from vitreous.web.lane import Lane
 from vitreous.web.limits import Limits
 from vitreous.web.problems import Problem
 from vitreous.web.store import Store
 from vitreous.web.targets import find_concept
 from vitreous.web.uploads import Part, clean, open_picture
+from vitreous.web.worker import Lane
 
 HOME = "http://127.0.0.1:8000"
 CAT = "sample:cat"
@@ -629,7 +630,7 @@ def test_the_eraser_takes_tokens_out(client: TestClient, model: Model) -> None:
     trace = Trace(model, [PHOTOS / "cat.jpg"])
     keep = torch.tensor([[0, *(1 + i for i in range(16) if i not in gone)]])
     for index, told in zip((6, 1), got["classes"], strict=True):
-        chance = vitreous.target.Probability(vitreous.Class(index))
+        chance = vitreous.trace.target.Probability(vitreous.Class(index))
         assert told["probability"] == pytest.approx(float(scores_keeping(trace, chance, [0], keep)), abs=1e-6)
     assert got["scores"][0]["score"] == pytest.approx(
         float(scores_keeping(trace, vitreous.Class(6), [0], keep)), abs=1e-5
@@ -1080,7 +1081,7 @@ def test_the_server_holds_to_the_memory_limit(model: Model) -> None:
     with vitreous.limit_memory("100MB"):
         own = Engine([(model, Source())], FREE)
     assert own.traces.limit == 25_000_000
-    from vitreous.memory import budget
+    from vitreous._support.memory import budget
 
     assert own.find(None).quick.submit(lambda: budget(torch.device("cpu"))).result(PATIENCE) == 10**8
     own.close()

@@ -8,9 +8,9 @@ from typing import Any
 
 from _make.places import ROOT
 from vitreous import METHODS, Model, explain
-from vitreous.api import why_not
 from vitreous.errors import Unsupported
-from vitreous.layout import Layout
+from vitreous.models.layout import Layout
+from vitreous.trace.apply import why_not
 
 FAMILIES = dict.fromkeys(one.family for one in METHODS.values())
 SHORT = {"attention_gradient": "attention × gradient", "lrp": "relevance", "cam": "CAM"}

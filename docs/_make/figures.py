@@ -14,7 +14,7 @@ import vitreous
 from _make.cache import kept, kept_text
 from _make.places import PHOTOS
 from vitreous.attribution import Attribution
-from vitreous.evaluation import Score
+from vitreous.metrics.case import Score
 from vitreous.plot.curves import Curve, curves_figure
 from vitreous.plot.figure import explanation_figure, save_figure
 

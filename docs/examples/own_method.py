@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous import Trace, method
-from vitreous.target import Target
+from vitreous.trace.target import Target
 from vitreous.types import Map
 
 

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +16,18 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous import pictures
+from vitreous._support.files import FIGURES, write_whole
 from vitreous.errors import InputError, OptionError, one_line
-from vitreous.files import write_whole
-from vitreous.target import listed
+from vitreous.images import pictures
+from vitreous.images.preprocess import Preprocess
+from vitreous.models.model import Model
+from vitreous.registry import Method
+from vitreous.trace.apply import choose, computed, refuse
+from vitreous.trace.parse_target import listed
+from vitreous.trace.target import fix
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 from vitreous.version import VERSION
-
-if TYPE_CHECKING:
-    from vitreous.model import Model
-    from vitreous.preprocess import Preprocess
-
-FIGURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,3 +232,36 @@ def join(parts: Sequence[Attribution]) -> Attribution:
     return replace(
         first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, target=target
     )
+
+
+# --------------------------------------------------------------------------------------------------- making them
+
+
+def attribute(
+    trace: Trace, declared: Method, target: Any, values: dict[str, Any], views: Views | None = None
+) -> Attribution:
+    """One method on one trace; `values` are checked options."""
+    return attribute_all(trace, declared, [target], values, views)[0]
+
+
+def attribute_all(
+    trace: Trace, declared: Method, targets: list[Any], values: dict[str, Any], views: Views | None = None
+) -> list[Attribution]:
+    """One method on one trace for each target; one that does not depend on a target runs once."""
+    refuse(trace, declared)
+    chosen = [choose(trace, target, declared) for target in targets]
+    results, output = computed(trace, declared, tuple(chosen if declared.targeted else chosen[:1]), values)
+    output = trace.output if output is None and declared.targeted else output
+    return [
+        Attribution(
+            map=noted.map,
+            method=declared.name,
+            options=values,
+            target=None if output is None else str(fix(target, output)),
+            model=trace.model.name,
+            signed=declared.is_signed(values),
+            notes=noted.notes,
+            views=views or Views.of(trace.images, trace.model),
+        )
+        for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
+    ]

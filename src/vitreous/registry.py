@@ -122,7 +122,9 @@ class Method(Declared):
     tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
     alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
     level: bool = False  # are its values scores, of which only the differences mean something?
-    several: bool | Callable[[Mapping[str, Any]], bool] = False  # can many targets share its way back (several.py)?
+    several: bool | Callable[[Mapping[str, Any]], bool] = (
+        False  # can many targets share its way back (trace/batched_targets.py)?
+    )
     costly: bool = False  # does it run the network many times, so that `advise` tries it only on demand?
 
     def takes_several(self, options: Mapping[str, Any]) -> bool:
@@ -140,7 +142,7 @@ class Method(Declared):
 
 @dataclass(frozen=True, eq=False)
 class Metric(Declared):
-    """A declared metric: call it with a case (evaluation.py) and options."""
+    """A declared metric: call it with a case (metrics/case.py) and options."""
 
     better: Better | Callable[[Mapping[str, Any]], Better]  # may depend on the options
     masks: bool = False  # does it need to know where the object is?

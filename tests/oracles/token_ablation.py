@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.layout import Layout
+from vitreous.models.layout import Layout
 
 ROTATIONS = ("rope", "position_embeddings")  # what blocks are given for each patch beside the tokens
 

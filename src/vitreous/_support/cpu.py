@@ -17,7 +17,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from vitreous.files import write_whole
+from vitreous._support.files import write_whole
 
 SETTING = "ONEDNN_MAX_CPU_ISA"
 LOWERED = "AVX512_CORE_FP16"  # the newest instructions without AMX

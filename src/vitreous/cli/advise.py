@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.advice import Advice, Contender, advise
+from vitreous._support.progress import show_progress
 from vitreous.cli.results import SHOWN, check_out
-from vitreous.dataset import read_data
-from vitreous.model import Model
-from vitreous.progress import show_progress
+from vitreous.evaluation.advice import Advice, Contender, advise
+from vitreous.images.dataset import read_data
+from vitreous.models.model import Model
 
 
 def run(

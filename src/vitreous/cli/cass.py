@@ -16,7 +16,6 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitreous.api import choose, images_at_once, refuse
 from vitreous.attribution import Attribution, Views, save_arrays
 from vitreous.cli.results import (
     BATCH,
@@ -30,13 +29,14 @@ from vitreous.cli.results import (
     unique_names,
     work_through,
 )
-from vitreous.head_similarity import class_saliency, head_maps, similarities, weighted_heads
-from vitreous.model import Model
+from vitreous.methods.attention.head_similarity import class_saliency, head_maps, similarities, weighted_heads
+from vitreous.models.model import Model
 from vitreous.plot.figure import save_figure
 from vitreous.plot.heads import heads_figure
 from vitreous.registry import METHODS
-from vitreous.target import fix, title
-from vitreous.trace import Trace
+from vitreous.trace.apply import choose, images_at_once, refuse
+from vitreous.trace.target import fix, title
+from vitreous.trace.trace import Trace
 
 ENDING = ".cass"
 ENDS = 5  # heads named at each end

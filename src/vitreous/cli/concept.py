@@ -28,9 +28,9 @@ def build(
     device: Device = None,
 ) -> None:
     """Average the embeddings of example pictures and store the result."""
-    from vitreous import pictures
     from vitreous.cli.options import load_model
-    from vitreous.concept import FOLDER, Concept
+    from vitreous.images import pictures
+    from vitreous.trace.concept import FOLDER, Concept
 
     if similarity not in KINDS:
         raise OptionError(f"--similarity {similarity}: must be one of {', '.join(KINDS)}")
@@ -49,7 +49,7 @@ def build(
 @app.command("list")
 def list_concepts() -> None:
     """The concepts in the folder vitreous-concepts."""
-    from vitreous.concept import FOLDER, Concept
+    from vitreous.trace.concept import FOLDER, Concept
 
     files = sorted(FOLDER.glob("*.safetensors"))
     for file in files:

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from vitreous.doctor import Health, examine
+from vitreous.cli.health import Health, examine
 
 
 def run(as_json: bool) -> None:

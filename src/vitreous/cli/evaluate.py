@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import typer
 
+from vitreous._support.progress import show_progress
+from vitreous._support.statistics import Summary
 from vitreous.cli.options import Settings
 from vitreous.cli.results import SHOWN, check_out
-from vitreous.dataset import read_data
-from vitreous.leaderboard import Leaderboard, make_plan
-from vitreous.model import Model
+from vitreous.evaluation.leaderboard import Leaderboard, make_plan
+from vitreous.evaluation.report.files import Log, told
+from vitreous.images.dataset import read_data
+from vitreous.models.model import Model
 from vitreous.plot.colour import is_control
-from vitreous.progress import show_progress
-from vitreous.report.files import Log, told
-from vitreous.statistic import Summary
 
 SIGNS = {1: ("▲", "green"), -1: ("▼", "red"), 0: (" ", "")}
 NAME, CELL = 18, 15  # letters of a method's name, and of a value with its interval

@@ -12,8 +12,7 @@ from typing import Any
 
 import typer
 
-from vitreous.api import attribute_all, images_at_once
-from vitreous.attribution import Attribution, Views, plain, save_arrays
+from vitreous.attribution import Attribution, Views, attribute_all, plain, save_arrays
 from vitreous.cli.options import Settings, pick_methods
 from vitreous.cli.results import (
     BATCH,
@@ -28,11 +27,13 @@ from vitreous.cli.results import (
     work_through,
 )
 from vitreous.errors import OptionError, TargetError, Unsupported, one_of
-from vitreous.model import Model
+from vitreous.models.model import Model
 from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.registry import Method
-from vitreous.target import parse, title
-from vitreous.trace import Trace
+from vitreous.trace.apply import images_at_once
+from vitreous.trace.parse_target import parse
+from vitreous.trace.target import title
+from vitreous.trace.trace import Trace
 
 Grid = list[list[Attribution | None]]  # targets × methods
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vitreous.cli.results import Summary
     from vitreous.inspect import View
-    from vitreous.model import Model
+    from vitreous.models.model import Model
 
 OUT = Path("vitreous-out")
 FORMATS = ("png", "svg")

@@ -102,7 +102,7 @@ def takes(schema: dict[str, Any]) -> str:
 
 
 def models(pattern: str | None, as_json: bool) -> None:
-    from vitreous.sources import catalogue
+    from vitreous.models.load import catalogue
 
     found = matching(catalogue(everything=pattern is not None), pattern)
     if not found:

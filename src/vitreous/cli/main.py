@@ -104,9 +104,9 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Explain pictures: one figure and one .npz of raw maps for each."""
+    from vitreous._support.memory import limit_memory
     from vitreous.cli import explain as command
     from vitreous.cli.options import load_model, parse_settings
-    from vitreous.memory import limit_memory
 
     with limit_memory(memory):
         command.run(
@@ -164,9 +164,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure how good methods are on your pictures: a leaderboard with controls, intervals and verdicts."""
+    from vitreous._support.memory import limit_memory
     from vitreous.cli import evaluate as command
     from vitreous.cli.options import load_model, parse_settings
-    from vitreous.memory import limit_memory
 
     with limit_memory(memory):
         command.run(
@@ -211,9 +211,9 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Find out which method, layer and options are most faithful for your model on your pictures."""
+    from vitreous._support.memory import limit_memory
     from vitreous.cli import advise as command
     from vitreous.cli.options import load_model
-    from vitreous.memory import limit_memory
 
     with limit_memory(memory):
         command.run(
@@ -249,9 +249,9 @@ def cass(
     as_json: AsJson = False,
 ) -> None:
     """Compare every head's attention with the saliency of a class: which heads look where the class is."""
+    from vitreous._support.memory import limit_memory
     from vitreous.cli import cass as command
     from vitreous.cli.options import load_model
-    from vitreous.memory import limit_memory
 
     with limit_memory(memory):
         command.run(
@@ -302,9 +302,9 @@ def maximize(
     as_json: AsJson = False,
 ) -> None:
     """Find the picture that a class, a channel, a token or a head answers to most: figure, picture and film."""
+    from vitreous._support.memory import limit_memory
     from vitreous.cli import maximize as command
     from vitreous.cli.options import load_model
-    from vitreous.memory import limit_memory
 
     options = {
         "steps": steps,
@@ -369,8 +369,8 @@ def serve(
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Look around inside models in the browser."""
+    from vitreous._support.memory import limit_memory
     from vitreous.cli import serve as command
-    from vitreous.memory import limit_memory
 
     with limit_memory(memory):
         place = command.Place(host, port, token, allow_host or [])
@@ -448,7 +448,7 @@ def crash() -> int:
     """What we did wrong: the whole traceback, and how to report it."""
     import traceback
 
-    from vitreous.doctor import one_line
+    from vitreous.cli.health import one_line
 
     traceback.print_exc()
     typer.secho(f"\n{one_line()}", err=True)

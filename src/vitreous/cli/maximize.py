@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 
-from vitreous.activation.maximize import DECLARED, maximize
-from vitreous.activation.result import Maximized
+from vitreous._support.progress import show_progress
 from vitreous.cli.results import check_out, short
-from vitreous.model import Model
-from vitreous.progress import show_progress
+from vitreous.inspect.maximize.maximize import DECLARED, maximize
+from vitreous.inspect.maximize.result import Maximized
+from vitreous.models.model import Model
 
 SHEET = "maximized.png"
 

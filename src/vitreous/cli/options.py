@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from vitreous.errors import OptionError
-from vitreous.model import Model
+from vitreous.models.model import Model
 from vitreous.registry import METHODS, METRICS, Declared, Method
 
 Settings = dict[str, dict[str, Any]]
@@ -59,7 +59,7 @@ def load_model(
     labels: Path | None = None,
     probe: Path | None = None,
 ) -> Model:
-    from vitreous.sources import EMBEDDED, load
+    from vitreous.models.load import EMBEDDED, load
 
     here = spec in (None, EMBEDDED) or Path(str(spec).removeprefix("hf/")).is_dir()
     if weights is None and not here and sys.stderr.isatty():

@@ -17,7 +17,7 @@ from vitreous.cli.arguments import AsJson, Device, ImageSize, ModelName, Weights
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
-    from vitreous.probe import Evaluation, Progress, Report
+    from vitreous.models.probe.train import Evaluation, Progress, Report
 
 OUT = Path("probe.safetensors")
 SHOWN = 10  # skipped pictures that are named
@@ -47,9 +47,9 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a linear head for the classes of a folder. An interrupted run goes on where it was."""
-    from vitreous import probe
     from vitreous.cli.options import load_model
-    from vitreous.imagefolder import open_folder
+    from vitreous.images.class_folders import open_folder
+    from vitreous.models.probe import train as probe
 
     if weights == "random":
         raise OptionError("--weights random: these are others every time, so that no probe on them could be used again")
@@ -90,9 +90,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a probe on a folder of classes: its accuracy, in all and for each class."""
-    from vitreous import probe
     from vitreous.cli.options import load_model
-    from vitreous.imagefolder import open_folder
+    from vitreous.images.class_folders import open_folder
+    from vitreous.models.probe import train as probe
 
     open_folder(data, probe.load_probe(file).classes)
     probed = load_model(model, weights, device, img_size, None, file)

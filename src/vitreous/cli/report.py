@@ -8,9 +8,9 @@ from typing import Any
 
 import typer
 
-from vitreous.report.study import as_json, write_report
-from vitreous.study.findings import Findings, Table
-from vitreous.study.opened import Study, open_study
+from vitreous.evaluation.report.study import as_json, write_report
+from vitreous.evaluation.study.findings import Findings, Table
+from vitreous.evaluation.study.read import Study, open_study
 
 SENTENCES = 12  # of each model, on the terminal
 FAILURES = 10

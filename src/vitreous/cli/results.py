@@ -13,10 +13,10 @@ from typing import Any
 
 import typer
 
-from vitreous import pictures
+from vitreous._support.memory import in_batches
+from vitreous._support.progress import show_progress, steps
 from vitreous.errors import InputError
-from vitreous.memory import in_batches
-from vitreous.progress import show_progress, steps
+from vitreous.images import pictures
 
 BATCH = 8
 SHOWN = 20  # pictures named in the summary

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitreous._support.optional import needs
 from vitreous.cli.options import load_model
 from vitreous.errors import OptionError, one_line
-from vitreous.sources import needs
 from vitreous.version import VERSION
 
 if TYPE_CHECKING:

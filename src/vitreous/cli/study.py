@@ -122,7 +122,7 @@ def make_command(kind: str) -> Callable[..., None]:
     fields = {**shared, **OWN[kind]}
 
     def command(**given: Any) -> None:
-        from vitreous.memory import limit_memory
+        from vitreous._support.memory import limit_memory
 
         with limit_memory(given.pop("memory")):
             run(kind, given)
@@ -141,12 +141,12 @@ for each in OWN:
 
 
 def run(kind: str, given: dict[str, Any]) -> None:
+    from vitreous._support.progress import show_progress
     from vitreous.cli.options import parse_settings
     from vitreous.cli.results import check_out
-    from vitreous.dataset import read_data
-    from vitreous.progress import show_progress
-    from vitreous.study.recipe import plan
-    from vitreous.study.run import as_targets, carry_out, make_kind, pick_engine
+    from vitreous.evaluation.study.plan import plan
+    from vitreous.evaluation.study.run import as_targets, carry_out, make_kind, pick_engine
+    from vitreous.images.dataset import read_data
 
     check_out(given["out"])
     engine = pick_engine(given["engine"])
@@ -191,7 +191,7 @@ def run(kind: str, given: dict[str, Any]) -> None:
 
 def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
     """What is safe, and how to go on."""
-    from vitreous.study.store import MANIFEST, find_store
+    from vitreous.evaluation.study.store import MANIFEST, find_store
 
     folder = out / f"{planned.manifest['study']}-{planned.id}"
     if not (folder / MANIFEST).is_file():
@@ -219,7 +219,7 @@ def split(target: str | None) -> Any:
 def sources(given: dict[str, Any]) -> list[Any]:
     """A model for each --model; --weights belong to them in their order."""
     from vitreous.cli.options import parse_size
-    from vitreous.study.recipe import Source
+    from vitreous.evaluation.study.plan import Source
 
     names: list[str | None] = list(given["model"] or [None])
     weights: list[str | None] = list(given["weights"] or [])

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from vitreous.inspect.view import percent
+from vitreous._support.words import percent
 
 Pattern = Literal["one-way", "two-way", "none"]
 Place = tuple[int, int, int]  # layer, head, channel

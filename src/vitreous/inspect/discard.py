@@ -11,11 +11,12 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from vitreous.api import attribute
+from vitreous._support.progress import steps
+from vitreous._support.words import percent
+from vitreous.attribution import attribute
 from vitreous.errors import OptionError
 from vitreous.inspect.layers import check_fusion
-from vitreous.inspect.view import AnyModel, View, looking, numbers, percent
-from vitreous.progress import steps
+from vitreous.inspect.view import AnyModel, View, looking, numbers
 from vitreous.registry import METHODS
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from vitreous._support.words import percent
 from vitreous.attribution import plain
 from vitreous.errors import OptionError
-from vitreous.inspect.view import AnyModel, Seen, View, looking, numbers, percent, span
-from vitreous.layout import Layout
-from vitreous.reading import one_head, one_token, read_by, readout_name, reads, token_names
+from vitreous.inspect.view import AnyModel, Seen, View, looking, numbers, span
+from vitreous.models.layout import Layout
+from vitreous.trace.tokens import one_head, one_token, read_by, readout_name, reads, token_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

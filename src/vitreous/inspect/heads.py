@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from vitreous._support.words import percent
 from vitreous.errors import OptionError
-from vitreous.head_similarity import head_maps
-from vitreous.inspect.view import AnyModel, View, looking, numbers, percent, span, width_of
-from vitreous.reading import readout_name
+from vitreous.inspect.view import AnyModel, View, looking, numbers, span, width_of
+from vitreous.methods.attention.head_similarity import head_maps
+from vitreous.trace.tokens import readout_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from vitreous.api import attribute
+from vitreous._support.words import percent
+from vitreous.attribution import attribute
 from vitreous.errors import OptionError, one_of
-from vitreous.inspect.view import AnyModel, View, looking, numbers, percent, span, width_of
+from vitreous.evaluation.study.spread import aggregated
+from vitreous.inspect.view import AnyModel, View, looking, numbers, span, width_of
 from vitreous.methods.attention.heads import fuse_heads
-from vitreous.reading import readout_name
 from vitreous.registry import METHODS
-from vitreous.study.spread import aggregated
+from vitreous.trace.tokens import readout_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

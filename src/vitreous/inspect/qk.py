@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.attention import Attention
+from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError
 from vitreous.inspect.channels import Channel, Images, Limits, Numbers, Pattern, Place, measure, meeting
 from vitreous.inspect.view import AnyModel, View, looking, numbers, span
-from vitreous.reading import one_head, projections
-from vitreous.trace import Trace
+from vitreous.trace.tokens import one_head, projections
+from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

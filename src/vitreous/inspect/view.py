@@ -16,13 +16,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous import pictures
-from vitreous.api import as_images, as_model, why_not
 from vitreous.attribution import Views, plain, save_arrays
 from vitreous.errors import InputError, Unsupported
-from vitreous.model import Model
+from vitreous.images import pictures
+from vitreous.models.model import Model
 from vitreous.registry import METHODS
-from vitreous.trace import Trace
+from vitreous.trace.apply import as_images, as_model, why_not
+from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
 if TYPE_CHECKING:
@@ -140,11 +140,6 @@ def width_of(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n"]:
     shares = shares / np.maximum(shares.sum(-1, keepdims=True), 1e-30)
     entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1)
     return np.asarray(np.exp(entropy) / shares.shape[-1], np.float32)
-
-
-def percent(share: float | np.floating[Any]) -> str:
-    """0.4%, 12%."""
-    return f"{share:.1%}" if 0 < share < 0.00995 else f"{share:.0%}"
 
 
 def span(numbers: list[int], one: str, many: str) -> str:

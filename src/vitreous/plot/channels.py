@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
 from vitreous.plot import colour
+from vitreous.plot.explained import Inspected
 from vitreous.plot.heads import COLUMN as LEFT
 from vitreous.plot.heads import GAP, fitted
 from vitreous.plot.overlay import bare, enlarged, overlay, paint, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, STRIP, framed, shape, sign
 from vitreous.plot.sheet import BODY, HEAD, LABEL, QUIET, SMALL, Sheet, compact
-
-if TYPE_CHECKING:
-    from vitreous.inspect.channels import Channel
-    from vitreous.inspect.qk import QK
 
 AREA = 2.6  # of a picture, in square inches
 COLUMN = 1.6  # at least; inches, as all lengths below
@@ -36,6 +34,52 @@ HEADS = (
     ("flows from", "orange: to q⁺, blue: to q⁻"),
     ("flows to", "orange: from k⁺, blue: from k⁻"),
 )
+
+
+class Channel(Protocol):
+    """One channel of one head, measured."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def channel(self) -> int: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def effect(self) -> float: ...
+    @property
+    def pattern(self) -> str: ...
+    @property
+    def reads(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+
+
+class QK(Inspected, Protocol):
+    """`vitreous.inspect.qk`."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def heads(self) -> tuple[int, ...]: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def centred(self) -> bool: ...
+    @property
+    def ranking(self) -> Sequence[Channel]: ...
+    @property
+    def shown(self) -> tuple[int, ...]: ...
+    @property
+    def q(self) -> np.ndarray: ...
+    @property
+    def k(self) -> np.ndarray: ...
+    @property
+    def leaving(self) -> np.ndarray: ...
+    @property
+    def arriving(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)

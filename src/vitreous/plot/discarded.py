@@ -5,21 +5,19 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitreous._support.files import write_whole
+from vitreous._support.words import percent
 from vitreous.errors import InputError
-from vitreous.files import write_whole
-from vitreous.inspect.view import percent
+from vitreous.plot.explained import Inspected
 from vitreous.plot.overlay import overlay, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape, sign
 from vitreous.plot.sheet import BAR, BODY, GREY, HEAD, LABEL, QUIET, SMALL, Sheet
-
-if TYPE_CHECKING:
-    from vitreous.inspect.discard import Discard
 
 AREA = 1.9  # of a map, in square inches
 COLUMN = 1.15  # at least; inches, as all lengths below
@@ -34,6 +32,17 @@ DOTS = 150  # to the inch, in the animation
 HOLD, STEP = 1200, 280  # milliseconds: the first and the last frame, and the others
 MOST = 2_000_000  # bytes of an animation
 SMALLEST = 200  # pixels: it is not made much smaller than this
+
+
+class Discard(Inspected, Protocol):
+    """`vitreous.inspect.discard`."""
+
+    @property
+    def heads(self) -> str: ...
+    @property
+    def ratios(self) -> tuple[float, ...]: ...
+    @property
+    def maps(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)

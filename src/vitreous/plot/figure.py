@@ -12,9 +12,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitreous.attribution import FIGURES, Attribution
+from vitreous._support.files import FIGURES, write_whole
 from vitreous.errors import InputError, OptionError
-from vitreous.files import write_whole
+from vitreous.plot.explained import Explained
 from vitreous.plot.panel import (
     AREA,
     MARGIN,
@@ -54,7 +54,7 @@ MOST = 16  # images in one figure
 BEST = 5  # classes shown
 
 
-def attribution_figure(attribution: Attribution, *, cells: bool = False) -> Figure:
+def attribution_figure(attribution: Explained, *, cells: bool = False) -> Figure:
     """One method: each image's photo and map, or the map alone where the photos are not known."""
     count = len(attribution)
     if count == 0:
@@ -89,7 +89,7 @@ def attribution_figure(attribution: Attribution, *, cells: bool = False) -> Figu
     return sheet.figure
 
 
-def image_label(attribution: Attribution, index: int) -> str:
+def image_label(attribution: Explained, index: int) -> str:
     """The image's name, and its target where each image has its own."""
     name, own = attribution.names[index], attribution.targets[index]
     return f"{name} · target {own}" if own != attribution.target else name
@@ -184,7 +184,7 @@ class Matrix:
 
 
 def explanation_figure(
-    attributions: Sequence[Sequence[Attribution | None]],
+    attributions: Sequence[Sequence[Explained | None]],
     *,
     photo: Image.Image | None = None,
     top: Sequence[tuple[str, float]] = (),
@@ -236,13 +236,14 @@ def draw_column(sheet: Sheet, matrix: Matrix, c: int, panels: Sequence[Panel | N
             sheet.text("same for every target", x, y + 0.08, matrix.column, SMALL)
 
 
-def view(attribution: Attribution, photo: Image.Image | None, seen: dict[Any, Image.Image]) -> Image.Image | None:
+def view(attribution: Explained, photo: Image.Image | None, seen: dict[Any, Image.Image]) -> Image.Image | None:
     """What to draw the map on; a picture that many maps share is read and cropped once."""
     views = attribution.views
     if views is None:
         return photo
     if not isinstance(views.sources, list | tuple):  # a tensor: cheap, and each look at it makes a new object
-        return views[0]
+        shown: Image.Image = views[0]
+        return shown
     source = views.sources[0]
     key = source if isinstance(source, str | Path) else id(source), id(views.preprocess)
     if key not in seen:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from vitreous.inspect.view import percent
+from vitreous._support.words import percent
 from vitreous.plot import colour
+from vitreous.plot.explained import Inspected
 from vitreous.plot.heads import COLUMN, ENDS, FOOTER, FRAME, GAP, KEY, NAME, ROW_NAME, THICK, TITLE, fitted
 from vitreous.plot.overlay import bare, paint
 from vitreous.plot.panel import MARGIN, STRIP, framed, shape, sign
 from vitreous.plot.sheet import BAR, DPI, GREY, HEAD, LABEL, QUIET, SMALL, Sheet, compact
-
-if TYPE_CHECKING:
-    from vitreous.inspect.heads import Heads
 
 TALL = 8.5  # all layers together; inches, as all lengths below
 LEAST, MOST = 0.5, 1.05  # from head to head, where they are square
@@ -31,6 +29,25 @@ NOTES = (
     ("under each map: how wide it is,", "as a share of all patches"),
     ("bar: attention to patches; what", "is missing reads other tokens"),
 )
+
+
+class Heads(Inspected, Protocol):
+    """`vitreous.inspect.heads`."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def readout(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def maps(self) -> np.ndarray: ...
+    @property
+    def patches(self) -> np.ndarray: ...
+    @property
+    def width(self) -> np.ndarray: ...
+    @property
+    def extremes(self) -> tuple[tuple[int, int], tuple[int, int]]: ...
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitreous.attribution import Attribution
 from vitreous.errors import InputError
 from vitreous.plot import colour
+from vitreous.plot.explained import Explained
 from vitreous.plot.overlay import bare
 from vitreous.plot.panel import MARGIN, Panel, changed_options, footer, framed, legend_height, shape
 from vitreous.plot.sheet import BAR, DPI, GREY, HEAD, QUIET, SMALL, Sheet
@@ -39,7 +39,7 @@ def heads_figure(
     heads: np.ndarray,
     scores: np.ndarray,
     saliency: np.ndarray,
-    weighted: Attribution,
+    weighted: Explained,
     photo: Image.Image,
     *,
     title: str,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import InputError
@@ -13,9 +15,6 @@ from vitreous.plot.colour import LINES
 from vitreous.plot.curves import frame
 from vitreous.plot.panel import MARGIN, framed, shape, sign, spell
 from vitreous.plot.sheet import BODY, HEAD, QUIET, SMALL, Sheet
-
-if TYPE_CHECKING:
-    from vitreous.activation.result import Maximized
 
 AREA, SMALL_AREA = 12.0, 4.0  # of a picture alone and of one among several, in square inches
 HEADS = 0.5  # inches, as all lengths below
@@ -27,6 +26,33 @@ FOOTER = 0.3
 LEAST_HEIGHT = 3.4  # of the picture and of what stands beside it
 ACROSS, MOST = 5, 25  # pictures in a row, and in a figure
 CLIMB = LINES[1]
+
+
+class Maximized(Protocol):
+    """What `vitreous.maximize` found."""
+
+    @property
+    def titles(self) -> tuple[str, ...]: ...
+    @property
+    def seeds(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> Tensor: ...
+    @property
+    def start(self) -> Tensor: ...
+    @property
+    def final(self) -> Tensor: ...
+    @property
+    def border_ratio(self) -> Tensor: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def usual(self) -> Mapping[str, Any]: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    def picture(self, index: int = 0) -> Image.Image: ...
+    def __len__(self) -> int: ...
 
 
 def maximized_figure(found: Maximized) -> Figure:
@@ -113,9 +139,7 @@ def used(found: Maximized) -> dict[str, Any]:
 
 def changed(found: Maximized) -> dict[str, Any]:
     """The options that are not as usual."""
-    from vitreous.activation.maximize import DECLARED
-
-    usual = DECLARED.check({})
+    usual = found.usual
     return {name: value for name, value in found.options.items() if name != "seed" and usual.get(name) != value}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.attribution import Attribution
 from vitreous.plot import colour
+from vitreous.plot.explained import Explained
 from vitreous.plot.overlay import bare, overlay, paint
 from vitreous.plot.sheet import HEAD, PALE, QUIET, SMALL, Sheet, compact, printable
 from vitreous.registry import METHODS
@@ -34,7 +34,7 @@ class Panel:
     control: bool
 
     @classmethod
-    def of(cls, attribution: Attribution, index: int, photo: Image.Image | None, cells: bool) -> Panel:
+    def of(cls, attribution: Explained, index: int, photo: Image.Image | None, cells: bool) -> Panel:
         """The map over its photo, or alone where there is none."""
         map = attribution.map[index].detach().float().cpu().numpy()
         signed, control = attribution.signed, colour.is_control(attribution.method)
@@ -107,7 +107,7 @@ def shape(picture: Image.Image, area: float = AREA) -> tuple[float, float]:
     return (area * aspect) ** 0.5, (area / aspect) ** 0.5
 
 
-def footer(sheet: Sheet, attribution: Attribution, image: str) -> None:
+def footer(sheet: Sheet, attribution: Explained, image: str) -> None:
     sign(sheet, attribution.model, image, attribution.version)
 
 
@@ -127,7 +127,7 @@ def legend_height(signed: bool) -> float:
     return LEGEND + (WORDS if signed else 0)
 
 
-def heading(sheet: Sheet, attribution: Attribution, x: float, y: float, room: float, *, target: bool = False) -> None:
+def heading(sheet: Sheet, attribution: Explained, x: float, y: float, room: float, *, target: bool = False) -> None:
     """The method's name, under it what was asked of it."""
     told = [changed_options(attribution)]
     if target and attribution.target and ";" not in attribution.target:
@@ -136,7 +136,7 @@ def heading(sheet: Sheet, attribution: Attribution, x: float, y: float, room: fl
     sheet.text(" · ".join(t for t in told if t), x, y + 0.25, room, QUIET)
 
 
-def changed_options(attribution: Attribution) -> str:
+def changed_options(attribution: Explained) -> str:
     """The options that differ from their defaults; all of them where the method is not known here."""
     known = attribution.method in METHODS
     fields: Mapping[str, Any] = METHODS[attribution.method].options.model_fields if known else {}

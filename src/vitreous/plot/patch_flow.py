@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from vitreous.inspect.view import percent
+from vitreous._support.words import percent
+from vitreous.plot.explained import Inspected
 from vitreous.plot.overlay import reduced
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape, sign
 from vitreous.plot.sheet import BAR, BODY, GREY, HEAD, LABEL, QUIET, SMALL, Sheet
-
-if TYPE_CHECKING:
-    from vitreous.inspect.flow import Flow
 
 AREA, SMALL_AREA = 5.6, 1.5  # of a map, in square inches
 LEAST = 1.9  # a column; inches, as all lengths below
@@ -26,6 +24,33 @@ SHARE = 0.2  # a line of the shares
 FOOTER = 0.3
 ACROSS = 8  # layers in a line
 MARK, HALO = "white", "black"
+
+
+class Flow(Inspected, Protocol):
+    """`vitreous.inspect.flow`."""
+
+    @property
+    def patch(self) -> tuple[int, int] | None: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def who(self) -> str: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def parts(self) -> tuple[str, ...]: ...
+    @property
+    def sizes(self) -> np.ndarray: ...
+    @property
+    def reads(self) -> np.ndarray: ...
+    @property
+    def read_by(self) -> np.ndarray: ...
+    @property
+    def reads_parts(self) -> np.ndarray: ...
+    @property
+    def read_by_parts(self) -> np.ndarray: ...
+    @property
+    def read_by_all(self) -> np.ndarray: ...
 
 
 def patch_flow(view: Flow, *, cells: bool = False) -> Figure:

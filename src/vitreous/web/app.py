@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
-from vitreous.web import concepts, explain, faithfulness, info, inside, look, problems
+from vitreous.web import attention, concepts, explain, faithfulness, heads, info, problems
 from vitreous.web.common import PROBLEMS
 from vitreous.web.docs import page
 from vitreous.web.engine import Engine
@@ -43,7 +43,7 @@ def inner_app(engine: Engine) -> FastAPI:
     )
     app.state.engine = engine
     api = APIRouter(prefix="/api", responses=PROBLEMS)
-    for part in (info, explain, look, concepts, faithfulness, inside):
+    for part in (info, explain, attention, concepts, faithfulness, heads):
         api.include_router(part.router)
     app.include_router(api)
     app.add_exception_handler(HTTPException, problems.on_http)

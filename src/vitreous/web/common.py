@@ -10,7 +10,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.responses import Response
 from torch import Tensor
 
-from vitreous.model import Model
+from vitreous.models.model import Model
 from vitreous.web import schema
 from vitreous.web.engine import Engine
 

@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from torch import Tensor
 
-from vitreous.concept import SIMILARITIES, Concept
-from vitreous.model import Model
+from vitreous.models.model import Model
+from vitreous.trace.concept import SIMILARITIES, Concept
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import HexPath, Served

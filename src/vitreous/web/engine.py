@@ -21,26 +21,26 @@ import anyio.to_thread
 from anyio import CapacityLimiter
 from torch import Tensor
 
-from vitreous import pictures
-from vitreous.api import why_not
-from vitreous.attention import Attention
+from vitreous._support.memory import budget
 from vitreous.attribution import Attribution
-from vitreous.concept import Concept
-from vitreous.memory import budget
-from vitreous.model import Model
-from vitreous.pictures import Picture
+from vitreous.capture.attention import Attention
+from vitreous.images import pictures
+from vitreous.images.pictures import Picture
+from vitreous.models.model import Model
 from vitreous.registry import METHODS
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.apply import why_not
+from vitreous.trace.concept import Concept
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.web.jobs import Job, Jobs
-from vitreous.web.lane import Lane
 from vitreous.web.limits import Limits
 from vitreous.web.problems import Problem
 from vitreous.web.store import Store
 from vitreous.web.uploads import weight
+from vitreous.web.worker import Lane
 
 T = TypeVar("T")
-PHOTOS = Path(pictures.__file__).parent / "assets" / "photos"
+PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
 READERS = 4  # threads for what needs no model
 DECODERS = 2  # … and for pictures
 UPLOADS = 8  # forms in memory at a time

@@ -13,14 +13,13 @@ import numpy as np
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
-from vitreous.api import attribute
-from vitreous.attribution import Attribution, Views, plain
-from vitreous.pictures import Picture
+from vitreous.attribution import Attribution, Views, attribute, plain
+from vitreous.images.pictures import Picture
 from vitreous.plot.colour import is_control, limits
 from vitreous.plot.figure import explanation_figure, png_bytes
 from vitreous.registry import METHODS, Method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import (

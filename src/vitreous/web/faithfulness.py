@@ -8,16 +8,16 @@ import torch
 from fastapi import APIRouter
 from torch import Tensor
 
+from vitreous._support.progress import steps
 from vitreous.errors import Unsupported, one_line
-from vitreous.evaluation import Case, Measured, measure
-from vitreous.hiding import hide_pixels
-from vitreous.methods.perturbation.pixels import filled
+from vitreous.metrics.case import Case, Measured, measure
 from vitreous.metrics.faithfulness.curves import kept as kept_tokens
-from vitreous.progress import steps
 from vitreous.registry import METHODS, METRICS, Metric
-from vitreous.target import Target
-from vitreous.trace import Record, Trace
-from vitreous.variants import cuts, refuse_dropping, run_keeping
+from vitreous.trace.perturb.drop_tokens import cuts, refuse_dropping, run_keeping
+from vitreous.trace.perturb.fills import filled
+from vitreous.trace.perturb.hide_patches import hide_pixels
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Record, Trace
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import JOB, Client, Served, best, chances, each_number, number

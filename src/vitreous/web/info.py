@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from vitreous.model import Model
+from vitreous.models.model import Model
 from vitreous.plot.colour import is_control, line_colour
-from vitreous.reading import prefix_names, suffix_names
 from vitreous.registry import METHODS, METRICS, Metric
+from vitreous.trace.tokens import prefix_names, suffix_names
 from vitreous.version import VERSION
 from vitreous.web import engine as engines
 from vitreous.web import schema

@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+from vitreous._support.progress import listening
 from vitreous.errors import VitreousError
-from vitreous.progress import listening
-from vitreous.web.lane import Lane
 from vitreous.web.limits import Limits
 from vitreous.web.problems import Problem, of_error
 from vitreous.web.store import Store
+from vitreous.web.worker import Lane
 
 LOG = logging.getLogger("vitreous.web")
 OFTEN = 0.1  # seconds between two reports of progress

@@ -8,8 +8,8 @@ import shlex
 from typing import Any
 
 from vitreous.errors import TargetError
+from vitreous.models.load import EMBEDDED
 from vitreous.registry import METHODS
-from vitreous.sources import EMBEDDED
 from vitreous.web import schema
 from vitreous.web.engine import Engine, Held, Served, Source
 from vitreous.web.targets import find_held
@@ -56,7 +56,7 @@ def python(
     """One forward pass, shared by all maps."""
     where = f'Path(vitreous.__file__).parent / "assets/photos" / {photo!r}' if packaged else repr(photo)
     lines = ["from pathlib import Path", ""] if packaged else []
-    lines += ["import vitreous", "from vitreous.trace import Trace", ""]
+    lines += ["import vitreous", "from vitreous.trace.trace import Trace", ""]
     lines += [f"model = vitreous.load({loading(source)})"]
     for held in concepts:
         c = held.concept

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitreous.concept import Concept
 from vitreous.errors import TargetError
-from vitreous.target import Contrast, Target, classes, fix, no_classifier, parse, parse_kind, single, title
-from vitreous.trace import Trace
+from vitreous.trace.concept import Concept
+from vitreous.trace.parse_target import parse, parse_kind
+from vitreous.trace.target import Contrast, Target, classes, fix, no_classifier, single, title
+from vitreous.trace.trace import Trace
 from vitreous.web.engine import Engine, Held, Served
 
 KINDS = re.compile(r"\s*-\s*(?=(?:text|concept|neuron):)", re.IGNORECASE)

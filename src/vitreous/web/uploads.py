@@ -15,9 +15,9 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from vitreous import pictures
 from vitreous.errors import InputError, one_line
-from vitreous.pictures import Picture
+from vitreous.images import pictures
+from vitreous.images.pictures import Picture
 from vitreous.web.limits import FORMATS, Limits
 from vitreous.web.problems import Problem
 

@@ -9,14 +9,14 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import widen
+from vitreous._support.memory import batch_size, in_batches
+from vitreous.capture.attention import widen
+from vitreous.capture.attention_backward import Shown
 from vitreous.errors import OptionError
-from vitreous.evaluation import Case, measure
-from vitreous.follow import Shown
-from vitreous.memory import batch_size, in_batches
+from vitreous.metrics.case import Case, measure
 from vitreous.registry import METRICS, Metric, Noted, method
-from vitreous.target import Target, fix, of_image
-from vitreous.trace import Trace
+from vitreous.trace.target import Target, fix, of_image
+from vitreous.trace.trace import Trace
 from vitreous.types import Scores
 
 CHANCE = 0.05  # how often the best of so many worthless maps may pass for better than random

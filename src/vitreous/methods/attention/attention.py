@@ -9,8 +9,8 @@ from torch import Tensor
 from vitreous.errors import OptionError
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map, Row
 
 

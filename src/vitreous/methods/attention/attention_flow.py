@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from vitreous.attention import Attention
+from vitreous._support.progress import steps
+from vitreous.capture.attention import Attention
 from vitreous.methods.attention.rollout import check_start, trim, whole
-from vitreous.progress import steps
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 if TYPE_CHECKING:

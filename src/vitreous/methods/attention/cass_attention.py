@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vitreous.head_similarity import class_saliency, similarities, weighted_heads
+from vitreous.methods.attention.head_similarity import class_saliency, similarities, weighted_heads
 from vitreous.registry import Noted, method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 
 
 @method(cite="lee2022cass", targeted=True, attention=True, costly=True)

@@ -8,13 +8,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import widen
+from vitreous.capture.attention import widen
+from vitreous.capture.attention_backward import step
 from vitreous.errors import Unsupported
-from vitreous.follow import step
-from vitreous.mixing import Layer, Projection, need_blocks, record
+from vitreous.methods.attention.value_runs import Layer, Projection, need_blocks, record
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Keys, Map, Row, Weights
 
 

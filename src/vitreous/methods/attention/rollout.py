@@ -7,13 +7,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import Attention, widen
+from vitreous.capture.attention import Attention, widen
+from vitreous.capture.attention_backward import joined, step
 from vitreous.errors import OptionError
-from vitreous.follow import joined, step
 from vitreous.methods.attention.heads import fuse_heads
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Map, Row
 
 

@@ -10,12 +10,23 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import widen
-from vitreous.memory import batch_size, in_batches, out_of_memory
-from vitreous.mixing import Block, Layer, Spread, Swap, Variants, again, need_blocks, record, side_by_side, wide
+from vitreous._support.memory import batch_size, in_batches, out_of_memory
+from vitreous.capture.attention import widen
+from vitreous.methods.attention.value_runs import (
+    Block,
+    Layer,
+    Spread,
+    Swap,
+    Variants,
+    again,
+    need_blocks,
+    record,
+    side_by_side,
+    wide,
+)
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Map, Tokens
 
 CACHE = 5_000_000  # bytes: on a CPU, more activations than this at a time are slower

@@ -7,12 +7,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import Attention, sum_of, widen
+from vitreous.capture.attention import Attention, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.gradient.integrated_gradients import path
 from vitreous.registry import method
-from vitreous.target import Target, fix
-from vitreous.trace import Trace, gradients
+from vitreous.trace.target import Target, fix
+from vitreous.trace.trace import Trace, gradients
 from vitreous.types import Map
 
 COPIES = 128  # images times noisy copies in one pass of the last block

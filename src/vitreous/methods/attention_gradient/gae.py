@@ -5,11 +5,11 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitreous.follow import Shown
+from vitreous.capture.attention_backward import Shown
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitreous.follow import Shown, step
+from vitreous.capture.attention_backward import Shown, step
 from vitreous.methods.attention.rollout import check_start, trim
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 

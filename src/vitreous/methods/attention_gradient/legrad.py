@@ -6,10 +6,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import sum_of
+from vitreous.capture.attention import sum_of
 from vitreous.registry import method
-from vitreous.target import Target, fix
-from vitreous.trace import Record, Trace, first_rows, gradients, score_of
+from vitreous.trace.target import Target, fix
+from vitreous.trace.trace import Record, Trace, first_rows, gradients, score_of
 from vitreous.types import Map
 
 

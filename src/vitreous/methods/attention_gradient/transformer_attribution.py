@@ -10,17 +10,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import Attention, run_of, sum_of, widen
-from vitreous.capture import names_of
+from vitreous._support.memory import batch_size, in_batches
+from vitreous.capture.attention import Attention, run_of, sum_of, widen
+from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
-from vitreous.memory import batch_size, in_batches
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
-from vitreous.rules.mode import Rules, warn_of
-from vitreous.rules.relevance import CALL, Attended, Cast, Chefer, divide
-from vitreous.tail import tails
-from vitreous.target import Class, Numbered, Target, Top, of_rows
-from vitreous.trace import Record, Trace, first_rows, gradients
+from vitreous.trace.last_block import tails
+from vitreous.trace.rules.mode import Rules, warn_of
+from vitreous.trace.rules.relevance import CALL, Attended, Cast, Chefer, divide
+from vitreous.trace.target import Class, Numbered, Target, Top, of_rows
+from vitreous.trace.trace import Record, Trace, first_rows, gradients
 from vitreous.types import Images, Map, Row, Weights
 
 Precision = Literal["double", "single"]

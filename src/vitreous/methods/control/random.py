@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 

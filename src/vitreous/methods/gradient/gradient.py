@@ -6,8 +6,8 @@ from pydantic import Field
 
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace, gradients
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace, gradients
 from vitreous.types import Map
 
 

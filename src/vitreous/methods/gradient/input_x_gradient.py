@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace, gradients
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace, gradients
 from vitreous.types import Map
 
 

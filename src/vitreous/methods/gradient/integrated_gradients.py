@@ -5,13 +5,12 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from vitreous.progress import steps as told
+from vitreous._support.progress import steps as told
 from vitreous.registry import Noted, method
-from vitreous.target import Target, fix
-from vitreous.trace import Trace
-from vitreous.types import Images
+from vitreous.trace.perturb.fills import baseline_images, end_scores
+from vitreous.trace.target import Target, fix
+from vitreous.trace.trace import Trace
 
 
 @method(cite="sundararajan2017axiomatic", targeted=True, signed=True, costly=True)
@@ -30,7 +29,7 @@ def integrated_gradients(
     Σ_c (x_c − x₀_c) · ∫₀¹ ∂y/∂x_c (x₀ + α(x − x₀)) dα; completeness_error = Σ − (y(x) − y(x₀))
     """
     images = trace.images
-    fixed, start = fix(target, trace.output), begin(trace, baseline, seed)
+    fixed, start = fix(target, trace.output), baseline_images(trace, baseline, seed)
     points, weights = path(steps)
     total = torch.zeros_like(images, dtype=torch.float32)
     way = (start + point * (images - start) for point in told(points, steps, "integrated_gradients"))
@@ -45,24 +44,3 @@ def path(steps: int) -> tuple[list[float], list[float]]:
     """Points and weights of Gauss–Legendre on 0…1; the weights sum to one."""
     points, weights = np.polynomial.legendre.leggauss(steps)
     return ((points + 1) / 2).tolist(), (weights / 2).tolist()
-
-
-def begin(trace: Trace, baseline: str, seed: int) -> Images:
-    """Where the path begins."""
-    images = trace.images
-    if baseline == "zero":
-        return torch.zeros_like(images)
-    if baseline == "blur":
-        from torchvision.transforms.functional import gaussian_blur
-
-        sigma = max(trace.size) / 16
-        side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
-        down: Tensor = gaussian_blur(images, [1, side], [sigma, sigma])
-        blurred: Tensor = gaussian_blur(down, [side, 1], [sigma, sigma])  # one side at a time: the same, and quicker
-        return blurred
-    noise = [torch.randn(images.shape[1:], generator=stream) for stream in trace.generators(seed)]
-    return torch.stack(noise).to(images)
-
-
-def end_scores(trace: Trace, target: Target, images: Images) -> Tensor:
-    return trace.score(target, trace.run(images)).detach()

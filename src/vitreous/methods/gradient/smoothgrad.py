@@ -8,12 +8,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from vitreous._support.noise import normal
+from vitreous._support.progress import steps
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
-from vitreous.noise import normal
-from vitreous.progress import steps
 from vitreous.registry import method
-from vitreous.target import Target, fix
-from vitreous.trace import Trace
+from vitreous.trace.target import Target, fix
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
 
 

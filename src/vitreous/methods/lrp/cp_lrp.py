@@ -6,9 +6,9 @@ from pydantic import Field
 
 from vitreous.methods.lrp.propagate import relevance_map
 from vitreous.registry import method
-from vitreous.rules.gradient import CP_LRP
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.rules.gradient import CP_LRP
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 

@@ -9,13 +9,13 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.attention import widen
-from vitreous.capture import names_of
+from vitreous.capture.attention import widen
+from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
-from vitreous.rules.mode import Rules, Table, carries, warn_of
-from vitreous.tail import tails
-from vitreous.target import Target
-from vitreous.trace import Record, Trace, gradients
+from vitreous.trace.last_block import tails
+from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Record, Trace, gradients
 from vitreous.types import Map
 
 Seen = tuple[Rules, Tensor | None]  # the rules of a run, and the tokens that entered its first block

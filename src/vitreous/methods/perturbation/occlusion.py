@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.errors import OptionError
-from vitreous.hiding import Hidden, scores_hidden
-from vitreous.methods.perturbation.pixels import Fill, filled
 from vitreous.registry import method
-from vitreous.target import Target
-from vitreous.trace import Trace
+from vitreous.trace.perturb.drop_tokens import scored_as
+from vitreous.trace.perturb.fills import Fill, filled
+from vitreous.trace.perturb.hide_patches import Hidden, scores_hidden
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
-from vitreous.variants import scored_as
 
 
 @method(cite="zeiler2014visualizing", targeted=True, signed=True, alone=True)

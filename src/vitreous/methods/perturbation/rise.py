@@ -8,14 +8,14 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import widen
-from vitreous.memory import batch_size, in_batches
-from vitreous.methods.perturbation.pixels import Fill, Stretch, enlarge, filled, stretch
+from vitreous._support.memory import batch_size, in_batches
+from vitreous.capture.attention import widen
 from vitreous.registry import method
-from vitreous.target import Target, of_image
-from vitreous.trace import Trace
+from vitreous.trace.perturb.drop_tokens import scored_as, scores_of
+from vitreous.trace.perturb.fills import Fill, Stretch, enlarge, filled, stretch
+from vitreous.trace.target import Target, of_image
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
-from vitreous.variants import scored_as, scores_of
 
 Cells = Bool[Tensor, "K s s"]
 Shifts = Int[Tensor, "K 2"]

@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.registry import method
-from vitreous.target import Target, of_image
-from vitreous.trace import Trace
+from vitreous.trace.perturb.drop_tokens import scored_as, scores_without
+from vitreous.trace.target import Target, of_image
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
-from vitreous.variants import scored_as, scores_without
 
 
 @method(cite="brocki2023class", targeted=True, signed=True, attention=True, alone=True)

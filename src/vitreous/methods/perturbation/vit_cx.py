@@ -9,13 +9,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.attention import widen
-from vitreous.methods.perturbation.pixels import Stretch, enlarge, stretch
+from vitreous.capture.attention import widen
 from vitreous.registry import Noted, method
-from vitreous.target import Probability, Target, classes, of_image
-from vitreous.trace import Trace
+from vitreous.trace.perturb.drop_tokens import scored_as, scores_of
+from vitreous.trace.perturb.fills import Stretch, enlarge, stretch
+from vitreous.trace.target import Probability, Target, classes, of_image
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
-from vitreous.variants import scored_as, scores_of
 
 FLAT = 1e-6  # a range this small, of the largest value, is rounding
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
 
 

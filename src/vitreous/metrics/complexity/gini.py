@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
 
 

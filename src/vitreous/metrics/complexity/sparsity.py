@@ -7,7 +7,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
 from vitreous.types import Scores
 

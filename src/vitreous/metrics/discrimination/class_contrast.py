@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from vitreous.errors import TargetError
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import correlation
 from vitreous.registry import metric
-from vitreous.target import Top, fix, no_classifier
+from vitreous.trace.target import Top, fix, no_classifier
 
 
 @metric(better="higher", cite="rebuffi2020there", again=True)

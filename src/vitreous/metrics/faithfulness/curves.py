@@ -10,15 +10,15 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from vitreous._support.progress import steps as told
 from vitreous.errors import Unsupported
-from vitreous.evaluation import Case
-from vitreous.hiding import scores_hidden
-from vitreous.methods.perturbation.pixels import Fill, filled
-from vitreous.progress import steps as told
-from vitreous.target import Probability, Target, classes
-from vitreous.trace import Trace
+from vitreous.metrics.case import Case
+from vitreous.trace.perturb.drop_tokens import Kept, refuse_dropping, scores_keeping
+from vitreous.trace.perturb.fills import Fill, filled
+from vitreous.trace.perturb.hide_patches import scores_hidden
+from vitreous.trace.target import Probability, Target, classes
+from vitreous.trace.trace import Trace
 from vitreous.types import Scores
-from vitreous.variants import Kept, refuse_dropping, scores_keeping
 
 Curve = Float[Tensor, "B T"]
 Order = Int[Tensor, "B n"]  # numbers of patches

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitreous.evaluation import Case, Measured
-from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import area, counts_of, first, graded, hide
 from vitreous.registry import metric
+from vitreous.trace.perturb.fills import Fill
 
 
 @metric(better="higher", cite="petsiuk2018rise")

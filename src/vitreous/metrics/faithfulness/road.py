@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.evaluation import Case, Measured
-from vitreous.hiding import pixels_of
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import Share, first, graded, least_first
 from vitreous.registry import metric
-from vitreous.trace import Trace
+from vitreous.trace.perturb.drop_tokens import lean_run, scores_each
+from vitreous.trace.perturb.hide_patches import pixels_of
+from vitreous.trace.trace import Trace
 from vitreous.types import Images
-from vitreous.variants import lean_run, scores_each
 
 
 @metric(better="higher", cite="rong2022consistent")

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.evaluation import Case, Measured
-from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import first, graded, hide
 from vitreous.registry import metric
+from vitreous.trace.perturb.fills import Fill
 from vitreous.types import Scores
 
 

@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.evaluation import Case, Measured
-from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import Curve, Share, hide
 from vitreous.registry import metric
-from vitreous.trace import Trace
+from vitreous.trace.perturb.fills import Fill
+from vitreous.trace.trace import Trace
 
 ROUNDING = 1e-6  # of the score: drops that differ by less do not differ
 

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vitreous.evaluation import Case, Measured
-from vitreous.methods.perturbation.pixels import Fill
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import first, graded, hide, least_first, take_out
 from vitreous.registry import metric
+from vitreous.trace.perturb.fills import Fill
 
 
 @metric(better="higher", cite="blucher2024decoupling")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import area, least_first, take_out
 from vitreous.registry import Better, metric
 

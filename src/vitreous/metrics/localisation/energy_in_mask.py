@@ -3,8 +3,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.evaluation import Case, Measured
-from vitreous.masks import Mask
+from vitreous.images.masks import Mask
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.localisation.masked import with_masks
 from vitreous.registry import metric
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.evaluation import Case, Measured
-from vitreous.masks import Mask
+from vitreous.images.masks import Mask
+from vitreous.metrics.case import Case, Measured
 from vitreous.types import Map
 
 One = Callable[[Float[Tensor, "rows columns"], Mask], float]

@@ -6,12 +6,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.api import images_at_once
-from vitreous.evaluation import Case, Measured
-from vitreous.memory import in_batches
+from vitreous._support.memory import in_batches
+from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
-from vitreous.target import of_rows
-from vitreous.trace import Trace
+from vitreous.trace.apply import images_at_once
+from vitreous.trace.target import of_rows
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
 

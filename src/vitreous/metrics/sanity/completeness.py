@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from vitreous.evaluation import Case, Measured
-from vitreous.methods.gradient.integrated_gradients import begin, end_scores
+from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
+from vitreous.trace.perturb.fills import baseline_images, end_scores
 
 
 @metric(better="lower", cite="sundararajan2017axiomatic")
@@ -23,7 +23,7 @@ def completeness(
     |Σ s − (y(x) − y(x₀))| / |y(x) − y(x₀)|; not a number where y(x) = y(x₀)
     """
     trace = case.trace
-    without = end_scores(trace, case.target, begin(trace, baseline, 0))
+    without = end_scores(trace, case.target, baseline_images(trace, baseline, 0))
     gained = (end_scores(trace, case.target, trace.images) - without).cpu().double()
     missed = (case.map.cpu().double().sum((1, 2)) - gained).abs() / gained.abs()
     return Measured(missed.masked_fill(gained == 0, torch.nan).to(case.map))

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from vitreous.concept import Concept
+from vitreous._support.progress import steps
 from vitreous.errors import Unsupported, one_line
-from vitreous.evaluation import Case, Measured
+from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import rank_correlation
-from vitreous.model import Model
-from vitreous.progress import steps
+from vitreous.models.model import Model
 from vitreous.registry import metric
-from vitreous.trace import Trace
+from vitreous.trace.concept import Concept
+from vitreous.trace.trace import Trace
 from vitreous.types import Images
 
 

@@ -1,0 +1,16 @@
+"""Packages that only some uses need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from vitreous.errors import ModelError
+
+
+def needs(package: str, extra: str) -> Any:
+    """Import an optional package, or say how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ModelError(f"this needs {package}: pip install 'vitreous[{extra}]'") from None

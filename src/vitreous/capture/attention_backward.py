@@ -1,0 +1,220 @@
+"""A ⊙ ∂y/∂A of every layer, from the last to the first, in one backward pass that never holds two layers at once.
+
+The backward of an attention needs A and ∂y/∂A anyway: here it computes them by rows, shows them to a visitor and goes
+on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
+from vitreous.types import Row, Weights
+
+Rows = slice | list[int]
+Chunks = Iterator[tuple[slice, Rows, Tensor, Tensor]]  # images, rows, A [b H n M], A ⊙ ∂y/∂A
+
+
+class Shown:
+    """One layer on the way back: A and A ⊙ ∂y/∂A by rows, each shown once, or one sum over all of them."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+
+    def gained(self, weights: Row) -> Row:
+        """Σᵢ wᵢ·mean_h (Aᵢⱼ·∂y/∂Aᵢⱼ)⁺."""
+        row = weights[:, None, None]  # [B 1 1 N]
+        parts = ((i, (row[i][..., run_of(n)].to(p) @ p.clamp_min(0)).mean((1, 2))) for i, n, _, p in self.chunks)
+        return joined(parts)
+
+    def rolled(self, carried: Row) -> Row:
+        """One factor of a rollout over (mean_h A ⊙ ∂y/∂A)⁺."""
+        means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
+        return joined((i, step(carried[i].to(mean), mean, 0.5, rows)) for i, rows, mean in means)
+
+
+class Summed(Shown):
+    """The same where sums are formed without A."""
+
+    def __init__(self, chunks: Chunks, layer: Attention, grad: Tensor) -> None:
+        super().__init__(chunks)
+        self.layer, self.grad = layer, layer.fold(grad)
+        self.rows = slice(None) if layer.only is None else run_of(layer.only)
+
+    def gained(self, weights: Row) -> Row:
+        def sums(grad: Tensor, weights: Tensor) -> Tensor:
+            return self.layer.fused(grad).gained(weights[:, self.rows]).mean(1)
+
+        return by_rows(sums, self.grad, weights)
+
+    def rolled(self, carried: Row) -> Row:
+        def sums(grad: Tensor, carried: Tensor) -> Tensor:
+            fused = self.layer.fused(grad)
+            share = carried[:, self.rows] / (0.5 + 0.5 * fused.mean_rows())
+            onward = 0.5 * fused.mean_columns(share)
+            onward[:, self.rows] += 0.5 * share
+            return onward
+
+        return by_rows(sums, self.grad, carried.float())
+
+
+class ByRows(torch.autograd.Function):
+    """A function of rows: under `torch.vmap` it is called once, with the rows of all."""
+
+    @staticmethod
+    def forward(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        return run(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """It has no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, run: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, int]:
+        count = info.batch_size
+        whole = [t.expand(count, *t.shape) if axis is None else t.movedim(axis, 0) for t, axis in zip(given, axes[1:])]
+        out = run(*(t.flatten(0, 1) for t in whole))
+        return out.reshape(count, -1, *out.shape[1:]), 0
+
+
+def by_rows(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    out: Tensor = ByRows.apply(run, *given)
+    return out
+
+
+Visitor = Callable[[Shown], None]
+
+
+def shown(layer: Attention, grad: Tensor) -> Shown:
+    """A layer and ∂y/∂O, as autograd gives it."""
+    every = slice(None)
+    chunks = ((every, rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
+    return Summed(chunks, layer, grad) if layer.fusible else Shown(chunks)
+
+
+def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = slice(None)) -> Row:
+    """One factor of a rollout, seen from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
+    rows = run_of(rows)
+    share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
+    onward = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
+    onward[:, rows] += residual * share
+    return onward
+
+
+def joined(parts: Iterable[tuple[slice, Tensor]]) -> Tensor:
+    """Parts of the same images summed, then one image after the other."""
+    by_images: dict[int | None, Tensor] = {}
+    for images, part in parts:
+        known = by_images.get(images.start)
+        by_images[images.start] = part if known is None else known + part
+    return next(iter(by_images.values())) if len(by_images) == 1 else torch.cat(list(by_images.values()))
+
+
+def pass_by(shown: Shown) -> None:
+    """A visitor that only lets the gradients through."""
+    deque(shown.chunks, maxlen=0)
+
+
+class Follower:
+    """Runs the attentions of a pass over so many tokens so that their backward shows A ⊙ ∂y/∂A to `visitor`.
+
+    No gradient is asked for before the first of them.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.visitor: Visitor = pass_by
+        self.seen = 0
+
+    def follows(self, q: Tensor, k: Tensor) -> bool:
+        """Is this a layer, in the axes [B H N d], of which sums need A?"""
+        layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
+        return layer and not fusible(q)
+
+    def attend(self, call: Attention, options: dict[str, Any]) -> Tensor:
+        """O, exactly as the fused kernel gives it."""
+        assert call.q is not None
+        self.seen += 1
+        q, bias = call.q, call.bias
+        if call.only is not None:
+            q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
+        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, self.seen == 1)
+        return out
+
+    def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
+        """A layer whose keys and values were not formed (narrowed_block.py)."""
+        self.visitor(Shown(iter([(slice(None), rows, a, grad.mul_(a))])))
+
+
+class Followed(torch.autograd.Function):
+    """sdpa whose backward is watched."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        bias: Tensor | None,
+        options: dict[str, Any],
+        follower: Follower,
+        only: list[int] | None,
+        end: bool,
+    ) -> Tensor:
+        ctx.scale, ctx.bias, ctx.follower, ctx.only, ctx.end = scale, bias, follower, only, end
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        *saved, out = ctx.saved_tensors
+        q, k, v, dout = (widen(t).contiguous() for t in (*saved, *grads))
+        scaled = q * ctx.scale
+        inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
+        found: list[tuple[Tensor, ...]] = []  # ∂y/∂Q, ∂y/∂K and ∂y/∂V of some images
+
+        def chunks() -> Chunks:
+            for images, part in Attention("", "", out, v, scaled, k, 1.0, ctx.bias).pieces():
+                sums = Sums(scaled[images], k[images], inner[images])
+                for rows, a in part.chunks():
+                    along = dout[images, :, rows]
+                    product = (along @ part.v.mT).mul_(a)
+                    yield images, (rows if ctx.only is None else ctx.only[rows]), a, product
+                    if not ctx.end:
+                        sums.add(rows, a, product, along)
+                if not ctx.end:
+                    found.append(sums.result(ctx.scale))
+
+        ctx.follower.visitor(Shown(chunks()))
+        if ctx.end:
+            return (None,) * 9
+        whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
+        return (*(d.to(t.dtype) for d, t in zip(whole, saved)), None, None, None, None, None, None)
+
+
+class Sums:
+    """∂y/∂Q, ∂y/∂K and ∂y/∂V, gathered by rows of A."""
+
+    def __init__(self, q: Tensor, k: Tensor, inner: Tensor) -> None:
+        self.q, self.k, self.inner = q, k, inner
+        self.dq: list[Tensor] = []
+        self.dk: list[Tensor] = []
+        self.dv: list[Tensor] = []
+
+    def add(self, rows: Rows, a: Tensor, product: Tensor, dout: Tensor) -> None:
+        dscores = product.addcmul_(a, self.inner[:, :, rows], value=-1)  # A·(∂y/∂A − Σ A·∂y/∂A)
+        self.dq.append(dscores @ self.k)
+        self.dk.append(dscores.mT @ self.q[:, :, rows])
+        self.dv.append(a.mT @ dout)
+
+    def result(self, scale: float) -> tuple[Tensor, ...]:
+        return torch.cat(self.dq, 2).mul_(scale), sum_of(self.dk), sum_of(self.dv)

@@ -1,0 +1,1 @@
+"""Methods measured on many images: leaderboards, advice, studies and their reports."""

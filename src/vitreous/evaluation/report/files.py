@@ -1,0 +1,203 @@
+"""A leaderboard's files: rows for programs, a table for spreadsheets, settings, curves, and the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous._support.files import write_whole
+from vitreous._support.statistics import LEVEL, TIMES, Summary
+from vitreous.attribution import plain
+from vitreous.version import VERSION
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from vitreous.evaluation.results import Board
+
+PARTIAL = "leaderboard.partial.csv"
+OF_METHODS = ("mean_rank", "seconds", "forwards", "verdict")  # columns that are the same for every metric
+LIBRARIES = ("torch", "timm", "transformers", "numpy")
+FIELDS = ("image", "label", "target", "method", "metric", "value", "seconds", "note")
+
+
+class Log:
+    """Rows on disk while a run goes on: what was finished is there whatever happens."""
+
+    def __init__(self, board: Board, folder: Path) -> None:
+        self.board, self.path = board, folder / PARTIAL
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(csv_text([], FIELDS), encoding="utf-8")
+        self.written = board.measured.copy()
+
+    def __call__(self, numbers: list[int]) -> None:
+        new = self.board.measured & ~self.written
+        rows = [row for m, which in enumerate(new) for row in self.board.rows_of(m, which.nonzero()[0].tolist())]
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(csv_text(rows, FIELDS, head=False))
+        self.written |= new
+
+
+def write_all(board: Board, folder: Path) -> list[Path]:
+    """Each file whole or not at all; the page last, for it is the one people look at."""
+    from vitreous.evaluation.report.leaderboard import page
+
+    summary = board.summary()
+    written = {
+        "leaderboard.parquet": parquet(rows_table(board)),
+        "leaderboard.csv": csv_text(summary_rows(board, summary)).encode(),
+        "curves.parquet": parquet(curves_table(board)),
+        "leaderboard.json": json.dumps(told(board, summary), indent=2, ensure_ascii=False).encode(),
+        "report.html": page(board, summary).encode(),
+    }
+    for name, content in written.items():
+        write_whole(folder / name, content)
+    (folder / PARTIAL).unlink(missing_ok=True)
+    return [folder / name for name in written]
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], fields: Iterable[str] | None = None, head: bool = True) -> str:
+    """Rows as CSV; the names of the columns are the first row's."""
+    listed = list(rows)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(fields or (listed[0] if listed else ())), lineterminator="\n")
+    if head:
+        writer.writeheader()
+    writer.writerows(listed)
+    return buffer.getvalue()
+
+
+def parquet(table: pyarrow.Table) -> bytes:
+    from pyarrow import parquet as written
+
+    buffer = io.BytesIO()
+    written.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def rows_table(board: Board) -> pyarrow.Table:
+    """One row for each image, method and metric."""
+    import pyarrow as pa
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    kinds = {"label": pa.int64(), "value": pa.float64(), "seconds": pa.float64()}
+    schema = pa.schema([(name, kinds.get(name, word)) for name in FIELDS])
+    columns: dict[str, list[Any]] = {name: [] for name in FIELDS}
+    for row in board.rows():
+        for name in FIELDS:
+            columns[name].append(row[name])
+    return pa.table({name: pa.array(columns[name], schema.field(name).type) for name in FIELDS}, schema)
+
+
+def curves_table(board: Board) -> pyarrow.Table:
+    """The mean curve of every method and metric, point by point."""
+    import pyarrow as pa
+
+    points = [
+        (method, metric, *point)
+        for (method, metric), kept in board.curves.items()
+        for point in zip(kept.at, kept.mean.tolist(), *kept.interval.tolist(), kept.count.tolist())
+    ]
+    names = ("method", "metric", "at", "mean", "low", "high", "images")
+    kinds = (*[pa.dictionary(pa.int32(), pa.string())] * 2, *[pa.float32()] * 4, pa.int32())
+    columns = list(zip(*points)) or [()] * len(names)
+    return pa.table({name: pa.array(column, kind) for name, column, kind in zip(names, columns, kinds)})
+
+
+def summary_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
+    """One for each method and metric, best mean rank first."""
+    return [
+        {
+            **about,
+            "metric": metric,
+            "better": summary.better[k],
+            "mean": number(summary.mean[m, k]),
+            "low": number(summary.low[m, k]),
+            "high": number(summary.high[m, k]),
+            "images": int(summary.count[m, k]),
+            "gain_over_random": number(summary.gain[m, k]),
+            "gain_low": number(summary.gain_low[m, k]),
+            "gain_high": number(summary.gain_high[m, k]),
+            "pairs": int(summary.pairs[m, k]),
+            "rank": number(summary.rank[m, k]),
+        }
+        for m, about in zip(summary.order, method_rows(board, summary))
+        for k, metric in enumerate(summary.metrics)
+    ]
+
+
+def method_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
+    """One for each method, best mean rank first."""
+    costs = board.costs()
+    return [
+        {
+            "method": name,
+            "mean_rank": number(summary.mean_rank[m]),
+            "seconds": number(costs[name].seconds) if name in costs else None,
+            "forwards": number(costs[name].ratio) if name in costs else None,
+            "verdict": summary.verdict(m),
+        }
+        for m in summary.order
+        for name in [summary.methods[m]]
+    ]
+
+
+def told(board: Board, summary: Summary) -> dict[str, Any]:
+    """Everything needed to run it again, and what came out, as JSON."""
+    about, plan = board.about, board.plan
+    return {
+        "model": {
+            "name": about.name,
+            "fingerprint": about.fingerprint,
+            "device": about.device,
+            "dtype": about.dtype,
+            "image_size": list(about.size),
+            "accuracy": board.accuracy,
+        },
+        "data": {
+            "source": board.data.source,
+            "images": len(board.data),
+            "done": int(board.done.sum()),
+            "masks": sum(sample.mask is not None for sample in board.data.samples),
+            "labels": sum(sample.label is not None for sample in board.data.samples),
+        },
+        "settings": {
+            "target": str(plan.target) if plan.target is not None else "label, else top-1",
+            "seed": plan.seed,
+            "resamples": TIMES,
+            "level": LEVEL,
+            "methods": {name: plain(asked.values) for name, asked in plan.methods.items()},
+            "metrics": {name: plain(asked.values) for name, asked in plan.metrics.items()},
+        },
+        "finished": board.finished,
+        "forward_seconds": number(board.forward),
+        "judged": [metric for metric, judged in zip(summary.metrics, summary.judged) if judged],
+        "methods": method_rows(board, summary),
+        "table": [{key: row[key] for key in row if key not in OF_METHODS} for row in summary_rows(board, summary)],
+        "notes": board.notes(),
+        "failures": board.failures(),
+        "versions": {"vitreous": VERSION, "python": platform.python_version(), **versions()},
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for library in LIBRARIES:
+        try:
+            found[library] = version_of(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def number(value: float) -> float | None:
+    """JSON knows no NaN."""
+    return float(value) if math.isfinite(value) else None

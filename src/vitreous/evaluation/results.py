@@ -1,0 +1,224 @@
+"""What a leaderboard tells: values of methods × metrics × images, with their intervals, costs, failures and files.
+
+values [M K N]: methods, metrics, images; not a number where something could not be measured, and why
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from vitreous._support.statistics import Moments, Summary, summarise
+from vitreous.attribution import Attribution
+from vitreous.images.dataset import Data
+from vitreous.registry import Declared, Method, Metric
+
+if TYPE_CHECKING:
+    from vitreous.models.model import Model
+
+DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity"})  # families that cannot tell right maps
+BROKEN, NO_MASK, UNTOLD = "the map is not finite", "no mask", "the metric gives no number"
+
+D = TypeVar("D", bound=Declared)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked(Generic[D]):
+    """A method or a metric, with all its options."""
+
+    declared: D
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is to be measured, and how."""
+
+    methods: dict[str, Asked[Method]]
+    metrics: dict[str, Asked[Metric]]
+    target: Any = None  # None: the label where it is known, else the best class
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class About:
+    """The model that was measured."""
+
+    name: str
+    fingerprint: str
+    device: str
+    dtype: str
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, model: Model) -> About:
+        from vitreous.models.fingerprint import fingerprint
+
+        dtype = str(model.dtype).removeprefix("torch.")
+        return cls(model.name, fingerprint(model), str(model.device), dtype, model.size)
+
+
+@dataclass(eq=False)
+class Example:
+    """One image with every method's map of it."""
+
+    name: str
+    photo: Image.Image
+    target: str
+    maps: dict[str, Attribution] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one image."""
+
+    seconds: float
+    ratio: float  # to a plain forward pass, measured in the same run
+
+
+def describes(one: Metric) -> bool:
+    """Does it describe a map, rather than tell whether it is right?"""
+    return one.family in DESCRIBING
+
+
+class Board:
+    """The values of every method, metric and image; whatever failed leaves its reason."""
+
+    def __init__(self, about: About, data: Data, plan: Plan) -> None:
+        self.about, self.data, self.plan = about, data, plan
+        self.methods, self.metrics = list(plan.methods), list(plan.metrics)
+        self.values = np.full((len(self.methods), len(self.metrics), len(data)), np.nan)
+        self.seconds = np.full((len(self.methods), len(data)), np.nan)
+        self.measured = np.zeros((len(self.methods), len(data)), dtype=bool)
+        self.targets: dict[int, str] = {}
+        self.best: dict[int, int] = {}  # the model's own classes
+        self.skipped: dict[int, str] = {}  # pictures that cannot be used
+        self.lost_masks: dict[int, str] = {}
+        self.refused: dict[tuple[str, str], str] = {}  # method and metric ("": any) that cannot work here
+        self.reasons: dict[tuple[int, int, int], str] = {}  # method, metric and image without a value
+        self.curves: dict[tuple[str, str], Moments] = {}
+        self.examples: dict[int, Example] = {}
+        self.forwards: list[float] = []  # seconds of plain runs, of one image
+
+    @property
+    def done(self) -> np.ndarray:
+        """The images of which something is measured, [N]."""
+        return np.asarray(self.measured.any(0))
+
+    @property
+    def finished(self) -> bool:
+        """Is everything measured that can be?"""
+        readable = [number for number in range(len(self.data)) if number not in self.skipped]
+        return bool(self.measured[:, readable].all())
+
+    def summary(self) -> Summary:
+        """Means, intervals, ranks and verdicts of what is done."""
+        asked = list(self.plan.metrics.values())
+        return summarise(
+            self.values[:, :, self.done],
+            self.methods,
+            self.metrics,
+            [one.declared.direction(one.values) for one in asked],
+            judged=[not describes(one.declared) for one in asked],
+            seed=self.plan.seed,
+        )
+
+    def costs(self) -> dict[str, Cost]:
+        """Of the methods that ran on a trace of their own; the quickest batch counts, the others were disturbed."""
+        quickest = min(self.forwards, default=float("nan"))
+        found: dict[str, Cost] = {}
+        for name, seconds in zip(self.methods, self.seconds):
+            if np.isfinite(seconds).any():
+                least = float(np.nanmin(seconds))
+                found[name] = Cost(least, least / quickest)
+        return found
+
+    @property
+    def forward(self) -> float:
+        """Seconds of a plain forward pass of one image."""
+        return min(self.forwards, default=float("nan"))
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of labelled images whose label is the model's best class."""
+        known = [(self.data.samples[n].label, top) for n, top in self.best.items()]
+        right = [label == top for label, top in known if label is not None]
+        return sum(right) / len(right) if right else None
+
+    def why(self, m: int, k: int, number: int) -> str | None:
+        """Why there is no value."""
+        if number in self.skipped:
+            return self.skipped[number]
+        method, metric = self.methods[m], self.metrics[k]
+        refused = self.refused.get((method, ""), self.refused.get((method, metric)))
+        return self.reasons.get((m, k, number), refused)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each image, method and metric, as far as they are measured; last, pictures that cannot be used."""
+        every = range(len(self.methods))
+        for number in np.flatnonzero(self.done).tolist():
+            for m in every:
+                yield from self.rows_of(m, [number] if self.measured[m, number] else [])
+        for m in every:
+            yield from self.rows_of(m, list(self.skipped))
+
+    def rows_of(self, m: int, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """The rows of one method."""
+        for number in numbers:
+            sample = self.data.samples[number]
+            for k, metric in enumerate(self.metrics):
+                yield {
+                    "image": sample.name,
+                    "label": sample.label,
+                    "target": self.targets.get(number),
+                    "method": self.methods[m],
+                    "metric": metric,
+                    "value": finite(self.values[m, k, number]),
+                    "seconds": finite(self.seconds[m, number]),
+                    "note": self.why(m, k, number),
+                }
+
+    def failures(self) -> list[str]:
+        """Everything that could not be done, in sentences: the same reason is told once."""
+        said = [f"left out: {reason}" for reason in self.skipped.values()]
+        said += [f"{self.data.samples[n].name}: its mask is not used: {why}" for n, why in self.lost_masks.items()]
+        said += [f"without {method}: {why}" for (method, metric), why in self.refused.items() if not metric]
+        pairs: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for (method, metric), why in self.refused.items():
+            if metric:
+                pairs[metric, why].append(method)
+        said += [
+            f"{metric} cannot be measured for {self._whose(names)}: {why}" for (metric, why), names in pairs.items()
+        ]
+        images: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+        for (m, k, number), why in self.reasons.items():
+            metric = "" if why == BROKEN else self.metrics[k]
+            images["" if why == NO_MASK else self.methods[m], metric, why].add(number)
+        for (method, metric, why), numbers in images.items():
+            name = self.data.samples[min(numbers)].name
+            more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            said.append(f"{', '.join(part for part in (method, metric) if part)}: {why} ({name}{more})")
+        return said
+
+    def _whose(self, names: list[str]) -> str:
+        able = [name for name in self.methods if (name, "") not in self.refused]
+        return "any method" if set(names) >= set(able) else ", ".join(names)
+
+    def notes(self) -> list[str]:
+        """What a reader should know."""
+        told = [*self.data.notes, *self.plan.notes]
+        if not self.finished:
+            said = f"{self.measured.all(0).sum()} of {len(self.data)} images are done"
+            begun = int((self.done & ~self.measured.all(0)).sum())
+            told.append(f"stopped early: {said}{f', {begun} are begun' if begun else ''}")
+        return told
+
+
+def finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

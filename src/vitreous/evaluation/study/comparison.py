@@ -1,0 +1,288 @@
+"""How far methods agree on the tokens of many images, beside what was published about four of them.
+
+s′ = s / max |s| of its image: the scale on which images are pooled
+r within   = the mean over images of Pearson's r between two maps of an image
+r pooled   = Pearson's r over all tokens of all images, of s′ or of s
+sparsity   = share of tokens with |s| < 0.05 · max s, of max |s| where no s is positive; mean over images
+
+Images come one by one; what is kept of each is a few numbers a pair of methods. Their order does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from vitreous.errors import InputError
+from vitreous.metrics.complexity.sparsity import share_of_little
+from vitreous.plot.pairs import Bin
+
+if TYPE_CHECKING:
+    pass
+
+NOTHING = 0.05  # of the largest score: less counts as nothing
+ROUNDING = 4 * float(np.finfo(np.float32).eps)  # of the largest score: a map that varies less is constant
+EDGES = (0.01, 0.05, 0.2, 0.5)  # of an image's largest attention
+FINE = 1000  # steps of a histogram from 0 to 1
+SAMPLE = 20_000  # tokens kept to be drawn
+Scores = Float[np.ndarray, "M n"]  # methods, tokens of one image
+There = Bool[np.ndarray, "M"]
+Square = Float[np.ndarray, "M M"]
+Key = tuple[Any, ...]  # names a series of numbers, one per image
+
+
+class Agreement:
+    """Gathers the maps of all methods, one image and target at a time."""
+
+    def __init__(self, methods: Sequence[str], seed: int = 0) -> None:
+        if not methods or len(set(methods)) < len(methods):
+            raise InputError(f"methods {', '.join(methods) or 'none'}: name each method once, and at least one")
+        self.methods, self.seed = tuple(methods), seed
+        count = len(self.methods)
+        self.failed, self.constant = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.negative = np.zeros(count, bool)
+        self.scaled, self.raw = Pooled(count), Pooled(count)
+        self.signs, self.bins = Signs(count), Bins()
+        self.sample = Sample(count)
+        self._rows: list[tuple[int, np.ndarray]] = []  # an image's fingerprint, its numbers
+
+    def add(self, maps: Scores) -> None:
+        """One image: each method's scores; a row that is not all numbers is a map that failed."""
+        if len(maps) != len(self.methods) or not maps.shape[1]:
+            raise InputError(f"maps {list(maps.shape)}: give [{len(self.methods)}, tokens], a row for each method")
+        scores = np.ascontiguousarray(maps, np.float64)
+        key = int.from_bytes(blake2b(scores.tobytes(), digest_size=8).digest(), "big")
+        there: There = np.asarray(np.isfinite(scores).all(1))
+        scores = np.where(there[:, None], scores, 0)
+        scaled = relative(scores)
+        varied = there & (np.ptp(scaled, axis=1) > ROUNDING)
+        self.failed += ~there
+        self.constant += there & ~varied
+        self.negative |= (scores < 0).any(1)
+        self.scaled.add(scaled, there)
+        self.raw.add(scores, there)
+        same = self.signs.add(scaled, there)
+        if {"attention", "cdam"} <= set(self.methods):
+            self.bins.add(*(np.abs(scaled[self.methods.index(name)]) for name in ("attention", "cdam")))
+        lots = np.asarray(np.random.default_rng([self.seed, key]).random(maps.shape[1]))
+        self.sample.add(np.where(there[:, None], scaled, np.nan), lots)
+        sparse = np.where(there, sparsity(scores), np.nan)
+        upper = np.triu_indices(len(self.methods), 1)
+        numbers = (correlation(scaled, varied)[upper], same[upper], sparse, self._dimmed(scaled, there))
+        self._rows.append((key, np.concatenate(numbers)))
+
+    def _dimmed(self, scaled: Scores, there: There) -> Float[np.ndarray, "M"]:
+        """By how much gae is higher on the tokens that each method calls negative than on all tokens."""
+        against = scaled <= -NOTHING
+        if "gae" not in self.methods or not there[at := self.methods.index("gae")]:
+            return np.full(len(self.methods), np.nan)
+        count = against.sum(1)
+        off = against @ scaled[at] / np.maximum(count, 1) - scaled[at].mean()
+        return np.where(count > 0, off, np.nan)
+
+    @property
+    def images(self) -> int:
+        return len(self._rows)
+
+    @property
+    def series(self) -> dict[Key, Float[np.ndarray, "N"]]:
+        """One number per image, in an order that does not depend on the order of adding."""
+        pairs = list(combinations(self.methods, 2))
+        keys: list[Key] = [("r", *pair) for pair in pairs] + [("same", *pair) for pair in pairs]
+        keys += [("sparsity", name) for name in self.methods] + [("dimmed", name) for name in self.methods]
+        rows = [row for _, row in sorted(self._rows, key=lambda item: item[0])]
+        return dict(zip(keys, np.stack(rows, 1) if rows else np.zeros((len(keys), 0))))
+
+
+def relative(scores: Scores) -> Scores:
+    """s / max |s|; a map of zeros stays."""
+    most = np.abs(scores).max(1, keepdims=True)
+    return np.asarray(scores / np.where(most > 0, most, 1))
+
+
+def sparsity(scores: Scores) -> Float[np.ndarray, "M"]:
+    """Share of tokens with |s| < 0.05 · max s, as the metric has it."""
+    return np.asarray(share_of_little(torch.from_numpy(scores), NOTHING), np.float64)
+
+
+def correlation(scores: Scores, varied: There) -> Square:
+    """Pearson's r between the rows; none for those that do not vary."""
+    off = scores - scores.mean(1, keepdims=True)
+    off /= np.where(varied, np.linalg.norm(off, axis=1), 1)[:, None]
+    return np.where(np.outer(varied, varied), np.clip(off @ off.T, -1, 1), np.nan)
+
+
+class Pooled:
+    """Pearson's r over all tokens of all images, without keeping them: pairwise sums of squares, merged image by image.
+
+    C ← C + c + (m − M)(m′ − M′) · N n / (N + n)
+    """
+
+    def __init__(self, methods: int) -> None:
+        square = (methods, methods)
+        self.count = np.zeros(square)
+        self.mean = np.zeros(square)  # of the row's method, over the images that the column's method has too
+        self._spread, self._shared = np.zeros(square), np.zeros(square)
+
+    def add(self, scores: Scores, there: There) -> None:
+        """One image; methods that are not there are left out of their pairs."""
+        both, tokens = np.outer(there, there), scores.shape[1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            means = scores.mean(1, keepdims=True)
+            shared = (scores - means) @ (scores - means).T
+            step = np.where(both, means - self.mean, 0)
+            weight = self.count * tokens / (self.count + tokens)
+            self._shared += np.where(both, shared + step * step.T * weight, 0)
+            self._spread += np.where(both, np.diag(shared)[:, None] + step**2 * weight, 0)
+        self.count += both * tokens
+        self.mean += step * tokens / np.maximum(self.count, 1)
+
+    @property
+    def r(self) -> Square:
+        count = np.maximum(self.count, 1)
+        varied = np.sqrt(self._spread / count) > ROUNDING * np.abs(self.mean)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            r = self._shared / (np.sqrt(self._spread) * np.sqrt(self._spread.T))
+        return np.where(varied & varied.T & np.isfinite(r), np.clip(r, -1, 1), np.nan)
+
+
+class Signs:
+    """Which signs two methods give to the tokens that matter to both, and the scores of one where another is negative.
+
+    a sign counts where |s′| ≥ 0.05
+    """
+
+    def __init__(self, methods: int) -> None:
+        square = (methods, methods)
+        self.both_up, self.both_down, self.apart = np.zeros(square), np.zeros(square), np.zeros(square)
+        self.against, self.score, self.above = np.zeros(square), np.zeros(square), np.zeros(square)
+
+    def add(self, scaled: Scores, there: There) -> Square:
+        """One image; the share of equal signs in it."""
+        up, down = ((sign * scaled >= NOTHING).astype(np.float64) for sign in (1, -1))
+        both_up, both_down, apart = up @ up.T, down @ down.T, up @ down.T
+        self.both_up += both_up
+        self.both_down += both_down
+        self.apart += apart
+        self.against += np.outer(down.sum(1), there)
+        self.score += down @ scaled.T
+        self.above += down @ (scaled > 0).T
+        return share(both_up + both_down, both_up + both_down + apart + apart.T)
+
+    @property
+    def tokens(self) -> Square:
+        return np.asarray(self.both_up + self.both_down + self.apart + self.apart.T)
+
+    @property
+    def same(self) -> Square:
+        return share(self.both_up + self.both_down, self.tokens)
+
+    @property
+    def chance(self) -> Square:
+        """What two methods would agree on that give as many signs of each kind, but anywhere."""
+        up = share(self.both_up + self.apart, self.tokens)
+        return np.asarray(up * up.T + (1 - up) * (1 - up.T))
+
+
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Not a number of nothing."""
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
+
+
+class Bins:
+    """The size of cdam on tokens of little, some and much attention, each relative to the most in its image."""
+
+    def __init__(self) -> None:
+        rows = len(EDGES) + 1
+        self.total, self.large = np.zeros(rows), np.zeros(rows)
+        self.images = np.zeros(rows, np.int64)
+        self.levels: Int[np.ndarray, "R F"] = np.zeros((rows, FINE), np.int64)
+        self.lowest = math.inf
+
+    def add(self, attention: Float[np.ndarray, "n"], cdam: Float[np.ndarray, "n"]) -> None:
+        """One image's sizes on the scale 0…1; a map of zeros (or one that failed) tells nothing."""
+        if not attention.any() or not cdam.any():
+            return
+        rows = len(EDGES) + 1
+        row = np.searchsorted(EDGES, attention, side="right")
+        level = np.minimum((cdam * FINE).astype(np.int64), FINE - 1)
+        self.levels += np.bincount(row * FINE + level, minlength=rows * FINE).reshape(rows, FINE)
+        self.total += np.bincount(row, cdam, rows)
+        self.large += np.bincount(row, cdam >= NOTHING, rows)
+        self.images += np.bincount(row, minlength=rows) > 0
+        self.lowest = min(self.lowest, float(attention.min()))
+
+    @property
+    def tokens(self) -> Int[np.ndarray, "R"]:
+        return np.asarray(self.levels.sum(1))
+
+    @property
+    def average(self) -> float:
+        """Of all tokens."""
+        return float(self.total.sum() / max(1, self.tokens.sum()))
+
+    @property
+    def large_share(self) -> float:
+        """Of all tokens."""
+        return float(self.large.sum() / max(1, self.tokens.sum()))
+
+    @property
+    def rows(self) -> list[Bin]:
+        ends = (0.0, *EDGES, 1.0)
+        return [
+            Bin(low, high, int(count), int(images), float(mean), quantile(levels, 0.95), float(large))
+            for low, high, count, images, mean, levels, large in zip(
+                ends,
+                ends[1:],
+                self.tokens,
+                self.images,
+                share(self.total, self.tokens),
+                self.levels,
+                share(self.large, self.tokens),
+            )
+        ]
+
+
+def quantile(levels: Int[np.ndarray, "F"], part: float) -> float:
+    """From a histogram over 0…1, as if the values of a step lay evenly in it."""
+    if not levels.any():
+        return math.nan
+    reached, wanted = np.cumsum(levels), part * levels.sum()
+    step = int(np.searchsorted(reached, wanted))
+    return float((step + 1 - (reached[step] - wanted) / levels[step]) / len(levels))
+
+
+class Sample:
+    """The tokens with the lowest lots: a fair sample of all, the same in whatever order images come."""
+
+    def __init__(self, methods: int, most: int = SAMPLE) -> None:
+        self.most, self._limit, self._waiting = most, math.inf, 0
+        self._lots = [np.zeros(0)]
+        self._tokens = [np.zeros((methods, 0), np.float32)]
+
+    def add(self, tokens: Scores, lots: Float[np.ndarray, "n"]) -> None:
+        """One image's tokens, each with its lot."""
+        low = lots < self._limit
+        self._lots.append(lots[low])
+        self._tokens.append(tokens[:, low].astype(np.float32))
+        self._waiting += int(low.sum())
+        if self._waiting > self.most:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        lots = np.concatenate(self._lots)
+        first = np.argsort(lots, kind="stable")[: self.most]
+        self._lots, self._tokens = [lots[first]], [np.concatenate(self._tokens, 1)[:, first]]
+        self._waiting, self._limit = 0, float(lots[first[-1]]) if len(first) == self.most else math.inf
+
+    @property
+    def tokens(self) -> Float[np.ndarray, "M T"]:
+        self._tidy()
+        return self._tokens[0]

@@ -1,0 +1,132 @@
+"""What all studies have in common: a kind says what it computes of a batch, and what the rows of all batches tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from vitreous.attribution import plain
+from vitreous.errors import OptionError, nearest
+from vitreous.images.masks import Mask
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from vitreous.evaluation.study.findings import Findings
+    from vitreous.models.model import Model
+
+HOMES = {  # imported when they are used
+    "cass": "vitreous.evaluation.study.cass.Cass",
+    "spread": "vitreous.evaluation.study.spread.Spread",
+    "compare": "vitreous.evaluation.study.compare.Compare",
+    "leaderboard": "vitreous.evaluation.study.leaderboard.Leaderboard",
+    "maps": "vitreous.evaluation.study.maps.Maps",
+}
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One batch: its images, what is explained in them, where the object is, and which are kept as examples."""
+
+    trace: Trace
+    target: Target | None  # fixed
+    masks: Sequence[Mask | None]
+    shown: Sequence[bool]
+    timed: bool = False  # is it worth a little more work to learn what methods cost?
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What one method gave on one batch."""
+
+    values: dict[str, Sequence[Any]] = field(default_factory=dict)  # by column, one for each image
+    map: np.ndarray | None = None  # [B h w]
+    parts: dict[int, np.ndarray] = field(default_factory=dict)  # of examples, what the figures need, [… h w]
+    error: Exception | None = None  # it failed on the whole batch
+    errors: dict[int, str] = field(default_factory=dict)  # … or on some images
+    seconds: float = float("nan")  # of the batch
+    told: dict[str, Any] = field(default_factory=dict)  # of the whole shard, as JSON can hold it
+
+
+class Rows(Protocol):
+    """The finished rows of one model in a study (`vitreous.Study`): what a kind asks of them."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def about(self) -> dict[str, Any]: ...
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+    @property
+    def images(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table: ...
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]: ...
+    def groups(self) -> Iterator[dict[str, np.ndarray]]: ...
+    def examples(self) -> Sequence[Any]: ...
+    def parts(self) -> Iterator[tuple[dict[str, Any], np.ndarray | None]]: ...
+    def counts(self) -> dict[str, tuple[int, int]]: ...
+    def seconds(self) -> dict[str, tuple[float, int]]: ...
+    def told(self) -> dict[str, Any]: ...
+
+
+class Kind(ABC):
+    """A frozen dataclass whose fields are all its options, as JSON can hold them."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    shard: ClassVar[int] = 64  # images whose results are stored at a time
+    targeted: ClassVar[bool] = True  # does it explain something, rather than only look?
+    masked: ClassVar[bool] = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found: dict[str, Any] = plain(dataclasses.asdict(self))  # type: ignore[call-overload]
+        return found
+
+    @property
+    @abstractmethod
+    def methods(self) -> Mapping[str, Mapping[str, Any]]:
+        """What each image has a row for, with all options."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, pyarrow.DataType]:
+        """The values of a row, beside what all studies have."""
+
+    @abstractmethod
+    def work(self, scene: Scene) -> dict[str, Outcome]:
+        """Every method on one batch."""
+
+    @abstractmethod
+    def findings(self, study: Rows) -> Findings:
+        """What the rows of one model tell."""
+
+    def body(self, study: Rows) -> str | None:
+        """Its own page of one model, where tables and charts are not enough."""
+        return None
+
+    def complete(self, table: pyarrow.Table) -> pyarrow.Table:
+        """Columns that only all rows together tell."""
+        return table
+
+    def check(self, model: Model) -> list[str]:
+        """Raise where this cannot work on a model; else what a reader should know."""
+        return []
+
+
+def find_kind(name: str) -> type[Kind]:
+    if name not in HOMES:
+        raise OptionError(f"unknown study {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
+    home, _, made = HOMES[name].rpartition(".")
+    found: type[Kind] = getattr(importlib.import_module(home), made)
+    return found

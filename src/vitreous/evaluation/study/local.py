@@ -1,0 +1,102 @@
+"""The engine for one machine: processes read pictures, this one computes, a thread writes; nobody waits for another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from types import TracebackType
+
+import pyarrow
+
+from vitreous.evaluation.study.plan import Recipe, Shard
+from vitreous.evaluation.study.shard import run_shard
+from vitreous.evaluation.study.store import Store
+from vitreous.images.readers import Loaded, Reader, in_processes, sent, usual_workers
+from vitreous.models.model import Model
+
+Tick = Callable[[int], None]
+WAITING = 2  # finished shards that may wait for the disk
+
+
+def ignore(more: int) -> None: ...
+
+
+def run_local(
+    recipe: Recipe,
+    shards: Sequence[Shard],
+    store: Store,
+    *,
+    device: str | None = None,
+    workers: int | None = None,
+    loaded: Model | None = None,
+    tick: Tick = ignore,
+) -> None:
+    """Compute and store shards; `tick` is told how many images more are done."""
+    with Writer(store) as writer:
+        for number, mine in groupby(shards, lambda shard: shard.model):
+            last = loaded is not None and number == len(recipe.sources) - 1
+            model = loaded if last and loaded is not None else recipe.sources[number].load(device)
+            for shard, table in compute(recipe, model, list(mine), workers, tick):
+                writer.put(shard.number, table)
+
+
+def compute(
+    recipe: Recipe, model: Model, shards: list[Shard], workers: int | None, tick: Tick = ignore
+) -> Iterator[tuple[Shard, pyarrow.Table]]:
+    """Shards of one model, one after the other; the readers run ahead over their borders."""
+    groups = [shard.groups(recipe.batch) for shard in shards]
+    samples = {shard.first + i: sample for shard in shards for i, sample in enumerate(shard.samples)}
+    shown = frozenset().union(*(shard.shown for shard in shards))
+    reader = Reader(samples, model.preprocess, shown, masked=recipe.kind.masked)
+    count = usual_workers(model.device.type) if workers is None else workers
+    each = [numbers for mine in groups for numbers in mine]
+    if len(each) <= 1:
+        count = 0  # a process would take longer to start than to read a batch
+    stream = told(sent(in_processes(reader, each, count), model.device), each, tick)
+    for shard, mine in zip(shards, groups):
+        yield shard, run_shard(recipe, model, shard, islice(stream, len(mine)))
+
+
+def told(stream: Iterator[Loaded], groups: list[list[int]], tick: Tick) -> Iterator[Loaded]:
+    """The stream, counted as its batches are done."""
+    for loaded, numbers in zip(stream, groups):
+        yield loaded
+        tick(len(numbers))
+
+
+class Writer:
+    """Writes tables in a thread; what goes wrong there is raised where the next table is handed over."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.error: BaseException | None = None
+        self._tables: queue.Queue[tuple[int, pyarrow.Table] | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="vitreous-write", daemon=True)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """What was finished is written, also when something else failed."""
+        if self._thread.ident is not None:
+            self._tables.put(None)
+            self._thread.join()
+        if self.error is not None and kind is None:
+            raise self.error
+
+    def put(self, number: int, table: pyarrow.Table) -> None:
+        if self._thread.ident is None:  # only now, so that readers were forked before there is a thread
+            self._thread.start()
+        if self.error is not None:
+            raise self.error
+        self._tables.put((number, table))
+
+    def _work(self) -> None:
+        while (item := self._tables.get()) is not None:
+            if self.error is None:
+                try:
+                    self.store.write(*item)
+                except BaseException as error:
+                    self.error = error

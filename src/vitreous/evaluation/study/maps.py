@@ -1,0 +1,107 @@
+"""`study maps`: any methods on a whole data set, their raw maps stored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vitreous._support.memory import out_of_memory
+from vitreous.attribution import attribute
+from vitreous.errors import OptionError, Unsupported
+from vitreous.evaluation.study.findings import Findings, Table
+from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings
+from vitreous.models.model import Model
+from vitreous.plot.colour import is_control
+from vitreous.registry import METHODS
+from vitreous.trace.apply import why_not
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+USUAL = ("attention", "rollout", "gae", "cdam")
+
+
+@dataclass(frozen=True)
+class Maps(Kind):
+    """One map for each image, target and method."""
+
+    name = "maps"
+    summary = "Compute maps of a whole data set and store them."
+    chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, methods: str | Sequence[str] | None = None, settings: Settings | None = None) -> Maps:
+        return cls(pick_methods(methods, USUAL, settings or {}))
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.chosen
+
+    @property
+    def targeted(self) -> bool:  # type: ignore[override]
+        return any(METHODS[name].targeted for name in self.chosen)
+
+    def columns(self) -> dict[str, pyarrow.DataType]:
+        return {}
+
+    def check(self, model: Model) -> list[str]:
+        return check_methods(self.chosen, model)
+
+    def work(self, scene: Scene) -> dict[str, Outcome]:
+        return {name: self.one(scene, name) for name in self.chosen}
+
+    def one(self, scene: Scene, name: str) -> Outcome:
+        return run_method(scene, name, self.chosen[name])
+
+    def findings(self, study: Rows) -> Findings:
+        return summary(study, self)
+
+
+def pick_methods(
+    given: str | Sequence[str] | None, usual: Sequence[str], settings: Settings
+) -> dict[str, dict[str, Any]]:
+    """Names with all their options, checked; what is set for a method that is not asked for is an error."""
+    from vitreous.evaluation.leaderboard import listed
+
+    words = list(usual) if given is None else listed(given)
+    names = list(METHODS) if words == ["all"] else [METHODS[name].name for name in words]
+    for name in settings:
+        if name not in names:
+            raise OptionError(f"options for {name}: it is not among the methods asked for ({', '.join(names)})")
+    return {name: METHODS[name].check(dict(settings.get(name, {}))) for name in dict.fromkeys(names)}
+
+
+def check_methods(chosen: Collection[str], model: Model) -> list[str]:
+    """What cannot work on this model; an error where nothing can."""
+    reasons = {name: why_not(model.layout, model.name, METHODS[name]) for name in chosen}
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    if all(name in refused or is_control(name) for name in chosen) and refused:
+        raise Unsupported(next(iter(refused.values())))
+    return [f"without {name}: {reason}" for name, reason in refused.items()]
+
+
+def run_method(scene: Scene, name: str, values: Mapping[str, Any]) -> Outcome:
+    """One method's maps of a batch, or why there are none; too little memory is for someone else to solve."""
+    declared = METHODS[name]
+    try:
+        target = scene.target if declared.targeted else None
+        made = attribute(scene.trace, declared, target, dict(values))
+        return Outcome(map=made.map.cpu().numpy())
+    except Exception as error:
+        if out_of_memory(error) and len(scene.trace) > 1:
+            raise
+        return Outcome(error=error)
+
+
+def summary(study: Rows, kind: Kind) -> Findings:
+    """What is there: methods, maps, failures."""
+    counts = study.counts()
+    rows = [(name, str(done), str(failed)) for name, (done, failed) in counts.items()]
+    done = sum(done for done, _ in counts.values())
+    return Findings(
+        f"{done} maps of {study.images} images, {len(kind.methods)} method{'s' if len(kind.methods) > 1 else ''}.",
+        tables=[Table("What is stored", ("method", "maps", "failed"), rows)],
+        numbers={"maps": {name: done for name, (done, _) in counts.items()}},
+    )

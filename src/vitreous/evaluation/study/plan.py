@@ -1,0 +1,228 @@
+"""What is to be computed: which study, models, pictures and targets, cut into independent shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitreous.errors import InputError, OptionError, TargetError
+from vitreous.evaluation.study.kind import Kind
+from vitreous.images.dataset import Data, Sample
+from vitreous.metrics.case import no_target
+from vitreous.models.match_labels import match_labels
+from vitreous.models.model import Model
+from vitreous.trace.apply import as_model, images_at_once
+from vitreous.trace.parse_target import parse
+from vitreous.trace.target import classes, no_classifier
+from vitreous.trace.trace import Trace
+from vitreous.version import VERSION
+
+FORMAT = 1  # of the store; another number is another study
+EXAMPLES = 24  # images whose photos are kept
+MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this many
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where a model comes from: a name and files, so that any worker can load it; or a model that is here already."""
+
+    spec: str | None = None
+    weights: str | None = None
+    img_size: int | tuple[int, int] | None = None
+    labels: str | None = None
+    probe: str | None = None
+    dtype: str | None = None
+    ready: Model | nn.Module | None = None
+
+    def load(self, device: str | torch.device | None = None) -> Model:
+        if self.ready is not None:
+            return as_model(self.ready)
+        from vitreous.models.load import load
+
+        rest = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe}
+        return load(self.spec, self.weights, device, self.dtype, **rest)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A few images for one model: the unit that is computed, stored, lost or found whole."""
+
+    number: int
+    model: int
+    first: int  # the number of its first image
+    samples: tuple[Sample, ...]
+    shown: frozenset[int]  # numbers of images whose photo is kept
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def groups(self, batch: int) -> list[list[int]]:
+        """Its images' numbers, batch by batch."""
+        numbers = range(self.first, self.first + len(self))
+        return [list(numbers[start : start + batch]) for start in range(0, len(numbers), batch)]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Everything that a worker needs to compute any shard."""
+
+    kind: Kind
+    sources: tuple[Source, ...]
+    names: tuple[str, ...]  # of the models
+    targets: tuple[str | None, ...]
+    batch: int
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A recipe, the pictures as each model names their classes, and what makes this study this study."""
+
+    recipe: Recipe
+    data: list[Data]
+    manifest: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return str(self.manifest["id"])
+
+    @property
+    def shards(self) -> list[Shard]:
+        return self.cut(self.manifest["shard"])
+
+    def cut(self, size: int) -> list[Shard]:
+        """Shards in the order of the models and the pictures."""
+        found: list[Shard] = []
+        for model, data in enumerate(self.data):
+            found += cut(data, model, size, len(found))
+        return found
+
+
+def plan(
+    kind: Kind,
+    sources: Sequence[Source],
+    data: Data,
+    targets: Sequence[str | None] = (None,),
+    *,
+    batch: int | None = None,
+    shard: int | None = None,
+    device: str | None = None,
+    choice: dict[str, Any] | None = None,
+) -> tuple[Planned, Model]:
+    """Check everything that can be checked before hours of work; also the last model, which is loaded already."""
+    if not len(data):
+        raise InputError(f"{data.source}: no picture is left to study")
+    if not sources:
+        raise OptionError("name at least one model")
+    notes, labelled, about = list(data.notes), list[Data](), list[dict[str, Any]]()
+    names: list[str] = []
+    for source in sources:
+        model = source.load(device)
+        notes += kind.check(model)
+        check_targets(kind, model, data, targets)
+        batch = batch or images_at_once(model)
+        labelled.append(match_labels(data, model))
+        notes += [note for note in labelled[-1].notes if note not in notes]
+        names.append(unlike(model.name, names))
+        about.append(describe(model, names[-1]))
+    assert batch is not None
+    identity = {
+        "format": FORMAT,
+        "study": kind.name,
+        "options": kind.options,
+        "models": about,
+        "data": {"fingerprint": data.fingerprint, "images": len(data)},
+        "targets": list(targets),
+        "vitreous": VERSION,
+    }
+    size = shard or shard_size(kind.shard, batch, len(data))
+    rest = {  # how it is cut, where the pictures lie and how they were chosen: told, but it is the same study
+        "batch": batch,
+        "shard": size,
+        "shards": len(sources) * math.ceil(len(data) / size),
+        "source": data.source,
+        "choice": choice or {},
+    }
+    recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch)
+    return Planned(recipe, labelled, {"id": digest(identity), **identity, **rest}, notes), model
+
+
+def digest(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def shard_size(usual: int, batch: int, images: int) -> int:
+    """Whole batches; larger shards for large data sets."""
+    wanted = min(LARGEST, max(usual, math.ceil(images / MOST_SHARDS)))
+    return max(1, round(wanted / batch)) * batch
+
+
+def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
+    """Shards in the order of the pictures; examples are spread evenly."""
+    count = len(data)
+    shown = {round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count))}
+    return [
+        Shard(
+            number + i,
+            model,
+            first,
+            data.samples[first : first + size],
+            frozenset(n for n in shown if first <= n < first + size),
+        )
+        for i, first in enumerate(range(0, count, size))
+    ]
+
+
+def unlike(name: str, taken: Sequence[str]) -> str:
+    """A name that no other model of the study has."""
+    if name not in taken:
+        return name
+    return next(other for i in range(2, len(taken) + 3) if (other := f"{name} ({i})") not in taken)
+
+
+def describe(model: Model, name: str) -> dict[str, Any]:
+    """What makes a model this model."""
+    layout = model.layout
+    return {
+        "name": name,
+        "weights": weights_digest(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "size": list(model.size),
+        "grid": list(layout.grid),
+        "layers": layout.layers,
+        "classes": len(model.labels) or model.outputs,
+    }
+
+
+def weights_digest(model: Model) -> str:
+    """Of every number in every tensor."""
+    told = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.module.state_dict().items()):
+        told.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        told.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return told.hexdigest()
+
+
+def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | None]) -> None:
+    """Can every target be found on this model?"""
+    if not kind.targeted:
+        return
+    trace = Trace(model, torch.zeros(1, 3, *model.size))
+    for target in targets:
+        if target in (None, "label"):
+            if not trace.classifies:
+                raise no_target(trace)
+            if target == "label" and all(sample.label is None for sample in data.samples):
+                raise TargetError(
+                    f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1"
+                )
+        elif classes(parse(target, model, trace.output.shape[1])) and not trace.classifies:
+            raise no_classifier(model.name)

@@ -1,0 +1,227 @@
+"""One shard: its pictures in, a table with one row for each image, target and method out. Both engines run this."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vitreous._support.memory import in_batches, out_of_memory
+from vitreous.errors import explained
+from vitreous.evaluation.leaderboard import PERMANENT, label_target
+from vitreous.evaluation.study.kind import Kind, Outcome, Scene
+from vitreous.evaluation.study.plan import Recipe, Shard
+from vitreous.images.dataset import Sample
+from vitreous.images.readers import Batch, Loaded
+from vitreous.metrics.case import no_target
+from vitreous.models.model import Model
+from vitreous.registry import METHODS
+from vitreous.trace.apply import choose
+from vitreous.trace.target import Target, fix, of_image
+from vitreous.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pyarrow
+
+BROKEN, NO_LABEL = "the map is not finite", "the picture has no label"
+Place = tuple[int, int, str]  # image, target, method
+
+
+@dataclass(eq=False)
+class Tally:
+    """Seconds that methods took, for how many images, and what else is known of a shard."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    images: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, method: str, outcome: Outcome, images: int) -> None:
+        if np.isfinite(outcome.seconds):
+            self.seconds[method] += outcome.seconds
+            self.images[method] += images
+        self.told |= outcome.told
+
+
+def run_shard(recipe: Recipe, model: Model, shard: Shard, loaded: Iterable[Loaded]) -> pyarrow.Table:
+    """Everything that is asked of these images."""
+    rows: dict[Place, dict[str, Any]] = {}
+    tally = Tally()
+    for part in loaded:
+        for number, reason in part.failed.items():
+            rows.update(Rows(recipe, model, shard, part).failed(number, reason))
+        for batch in part.batches:
+            rows.update(on_batch(Rows(recipe, model, shard, part), batch, tally))
+    names = list(recipe.kind.methods)
+    order = sorted(rows, key=lambda place: (place[0], place[1], names.index(place[2])))
+    return as_table(recipe.kind, [rows[place] for place in order], tally)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Makes the rows of some pictures."""
+
+    recipe: Recipe
+    model: Model
+    shard: Shard
+    loaded: Loaded
+
+    def sample(self, number: int) -> Sample:
+        return self.shard.samples[number - self.shard.first]
+
+    def about(self, number: int, asked: str | None, method: str) -> dict[str, Any]:
+        sample = self.sample(number)
+        label = sample.label if isinstance(sample.label, int) else None
+        return {
+            "model": self.recipe.names[self.shard.model],
+            "image": sample.name,
+            "label": label,
+            "class": None if label is None else self.model.label(label),
+            "asked": self.asked(number, asked),
+            "method": method,
+        }
+
+    def asked(self, number: int, asked: str | None) -> str | None:
+        if not self.recipe.kind.targeted or asked is not None:
+            return asked
+        return "label" if isinstance(self.sample(number).label, int) else "top-1"
+
+    def failed(self, number: int, reason: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """A picture that cannot be used has all its rows all the same."""
+        for t, asked in enumerate(self.recipe.targets):
+            for method in self.recipe.kind.methods:
+                yield (number, t, method), {**self.about(number, asked, method), "error": reason}
+
+    def made(
+        self, t: int, scene: Scene, batch: Batch, method: str, outcome: Outcome
+    ) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """What one method gave for each image of a batch."""
+        asked = self.recipe.targets[t]
+        best = scene.trace.output.argmax(1).tolist() if scene.trace.classifies else [None] * len(batch)
+        for i, number in enumerate(batch.numbers):
+            row = self.about(number, asked, method)
+            row["prediction"] = best[i]
+            row["target"] = None if scene.target is None else str(of_image(scene.target, i))
+            row["error"] = self.why_not(number, asked, outcome, i)
+            if row["error"] is None:
+                row |= {name: values[i] for name, values in outcome.values.items()}
+                row["map"] = None if outcome.map is None else outcome.map[i]
+                row["parts"] = outcome.parts.get(i)
+            if t == 0 and method == next(iter(self.recipe.kind.methods)):
+                row["photo"] = self.loaded.photos.get(number)
+            yield (number, t, method), row
+
+    def why_not(self, number: int, asked: str | None, outcome: Outcome, i: int) -> str | None:
+        if asked == "label" and self.sample(number).label is None:
+            return NO_LABEL
+        if outcome.error is not None:
+            return explained(outcome.error)
+        broken = outcome.map is not None and not np.isfinite(outcome.map[i]).all()
+        return outcome.errors.get(i, BROKEN if broken else None)
+
+
+def on_batch(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any]]:
+    """A batch, in smaller parts where memory is short, image by image where it fails."""
+    try:
+        parts = in_batches(lambda part: on_part(rows, batch.part(part), tally), len(batch), len(batch))
+        return {place: row for part in parts for place, row in part.items()}
+    except Failed as failed:
+        if len(batch) == 1:
+            return dict(rows.failed(batch.numbers[0], explained(failed.error)))
+        singles = [on_batch(rows, batch.part(slice(i, i + 1)), tally) for i in range(len(batch))]
+        return {place: row for one in singles for place, row in one.items()}
+
+
+class Failed(Exception):
+    """A batch that went wrong, altogether or for one method."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any]]:
+    found: dict[Place, dict[str, Any]] = {}
+    alone = len(batch) == 1
+    try:
+        trace = Trace(rows.model, torch.as_tensor(batch.images))
+        trace.record(whole=True)
+        shown = [number in rows.loaded.photos for number in batch.numbers]
+        for t, asked in enumerate(rows.recipe.targets):
+            target = target_of(rows, trace, batch, asked)
+            scene = Scene(trace, target, batch.masks, shown, timed=rows.shard.first == 0)
+            for method, outcome in rows.recipe.kind.work(scene).items():
+                if outcome.error is not None and not alone and not isinstance(outcome.error, PERMANENT):
+                    raise Failed(outcome.error)
+                tally.add(method, outcome, len(batch))
+                found.update(rows.made(t, scene, batch, method, outcome))
+    except Failed:
+        raise
+    except Exception as error:
+        if out_of_memory(error) and not alone:
+            raise
+        raise Failed(error) from error
+    return found
+
+
+def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Target | None:
+    """What is explained in each image, fixed; None: nothing."""
+    if not rows.recipe.kind.targeted:
+        return None
+    if asked not in (None, "label"):
+        return fix(choose(trace, asked, METHODS["gradient"]), trace.output)
+    if not trace.classifies:
+        raise no_target(trace)
+    return label_target([rows.sample(number).label for number in batch.numbers], trace)
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def schema_of(kind: Kind) -> pyarrow.Schema:
+    """What every row holds; the same for every shard of a study."""
+    import pyarrow as pa
+
+    word, number, numbers = pa.string(), pa.int64(), pa.list_(pa.float32())
+    shape = pa.list_(pa.int32())
+    keys = {"model": word, "image": word, "label": number, "class": word, "prediction": number}
+    keys |= {"asked": word, "target": word, "method": word}
+    rest = {"error": word, "map": numbers, "map_shape": shape, "parts": numbers, "parts_shape": shape}
+    return pa.schema([*keys.items(), *kind.columns().items(), *rest.items(), ("photo", pa.binary())])
+
+
+def as_table(kind: Kind, rows: list[dict[str, Any]], tally: Tally) -> pyarrow.Table:
+    import pyarrow as pa
+
+    schema = schema_of(kind)
+    columns = {name: [row.get(name) for row in rows] for name in schema.names}
+    for name in ("map", "parts"):
+        arrays = columns[name]
+        columns[f"{name}_shape"] = [None if array is None else list(array.shape) for array in arrays]
+        columns[name] = [None if array is None else np.asarray(array, np.float32).ravel() for array in arrays]
+    told = {"seconds": dict(tally.seconds), "images": dict(tally.images), "told": tally.told}
+    made = pa.table({name: pa.array(columns[name], schema.field(name).type) for name in schema.names}, schema)
+    return made.replace_schema_metadata({"vitreous": json.dumps(told)})
+
+
+def encode(table: pyarrow.Table, told: Mapping[str, Any]) -> bytes:
+    """As Parquet: words by dictionary, numbers split by bytes, which compresses maps best; `told` in its head."""
+    from pyarrow import parquet
+
+    known = json.loads((table.schema.metadata or {}).get(b"vitreous", b"{}"))
+    table = table.replace_schema_metadata({"vitreous": json.dumps({**known, **told})})
+    words = ["model", "class", "asked", "target", "method", "error"]
+    buffer = io.BytesIO()
+    parquet.write_table(
+        table,
+        buffer,
+        compression="zstd",
+        use_dictionary=words,
+        use_byte_stream_split=[f"{name}.list.element" for name in ("map", "parts")],
+    )
+    return buffer.getvalue()

@@ -1,0 +1,142 @@
+"""A study on disk: a manifest, and one Parquet file for each finished shard, there whole or not at all.
+
+OUT/latest.json                  which study was worked on last
+OUT/KIND-ID/study.json           what it is: kind, options, models, data; other options are another ID
+OUT/KIND-ID/shards/00017.parquet
+OUT/KIND-ID/report.html, figures/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous._support.files import DRAFT, write_whole
+from vitreous.errors import InputError, one_line
+from vitreous.evaluation.study.shard import encode
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MANIFEST, LATEST, SHARDS, LOCK = "study.json", "latest.json", "shards", "lock"
+
+
+class Store:
+    """One study's folder."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    @property
+    def shards(self) -> Path:
+        return self.folder / SHARDS
+
+    def file(self, number: int) -> Path:
+        return self.shards / f"{number:05d}.parquet"
+
+    def write(self, number: int, table: pyarrow.Table) -> None:
+        """A shard, whole and lasting."""
+        self.write_bytes(number, self.encode(number, table))
+
+    def encode(self, number: int, table: pyarrow.Table) -> bytes:
+        return encode(table, {"study": self.manifest["id"], "shard": number})
+
+    def write_bytes(self, number: int, content: bytes) -> None:
+        write_whole(self.file(number), content, lasting=True)
+
+    def done(self) -> list[int]:
+        """The shards that are there and whole; a file that is neither is forgotten."""
+        found = []
+        for file in sorted(self.shards.glob("*.parquet")):
+            if self.is_whole(file):
+                found.append(int(file.stem))
+        return found
+
+    def is_whole(self, file: Path) -> bool:
+        """Does it end as a Parquet file ends, and belong to this study?"""
+        from pyarrow import ArrowInvalid, parquet
+
+        try:
+            told = json.loads(parquet.read_schema(file).metadata[b"vitreous"])
+        except (OSError, ArrowInvalid, KeyError, TypeError, ValueError):
+            return False
+        return bool(told.get("study") == self.manifest["id"] and file.stem == f"{told.get('shard'):05d}")
+
+    def clean(self) -> None:
+        """Remove what a killed run left half-written."""
+        for file in self.shards.glob(f".*{DRAFT}"):
+            file.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One run at a time; the lock of a killed process is gone with it."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: two runs would do the same work twice, and store it once
+            yield
+            return
+        with (self.folder / LOCK).open("w") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not handed down to the processes that read pictures
+            except (BlockingIOError, PermissionError):
+                raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+
+
+def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> Store:
+    """The store of this very study below `out`, made where it is not there yet."""
+    folder = out / f"{manifest['study']}-{manifest['id']}"
+    (folder / SHARDS).mkdir(parents=True, exist_ok=True)
+    if not (folder / MANIFEST).is_file():
+        write_json(folder / MANIFEST, {**manifest, **about})
+    write_json(out / LATEST, {"study": folder.name})
+    return find_store(folder)
+
+
+def find_store(path: str | Path) -> Store:
+    """A study's folder, or the folder given as --out, where the last one worked on counts."""
+    given = Path(path)
+    if not given.is_dir():
+        raise InputError(f"{given}: {'is a file, not a study' if given.exists() else 'no such folder'}")
+    folder = given
+    if not (given / MANIFEST).is_file():
+        if not (given / LATEST).is_file():
+            raise InputError(f"{given}: holds no study; make one: vitreous study cass DATA --out {given}")
+        folder = given / str(read_json(given / LATEST).get("study"))
+    manifest = read_json(folder / MANIFEST)
+    if not {"id", "study", "options", "models"} <= set(manifest):
+        raise InputError(f"{folder / MANIFEST}: is not the manifest of a study")
+    return Store(folder, manifest)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file; the study is not there or was moved in part") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file}: cannot be read ({one_line(error, 80)})") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: is not the manifest of a study")
+    return found
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    write_whole(file, json.dumps(content, indent=2, ensure_ascii=False).encode(), lasting=True)
+
+
+def circumstances() -> dict[str, Any]:
+    """When, and with which versions, a study was begun."""
+    import datetime
+
+    from vitreous.evaluation.report.files import versions
+
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"begun": now, "versions": {"python": platform.python_version(), **versions()}, "cores": os.cpu_count()}

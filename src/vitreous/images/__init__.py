@@ -1,0 +1,1 @@
+"""Images in, tensors out: files, folders, archives, masks and preprocessing."""

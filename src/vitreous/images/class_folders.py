@@ -1,0 +1,208 @@
+"""Pictures of named classes, one sub-folder for each; read in threads, a batch ahead."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from vitreous.errors import InputError, nearest
+from vitreous.images import pictures
+from vitreous.images.preprocess import BICUBIC, UNKNOWN, Preprocess
+
+WORKERS = min(8, os.cpu_count() or 1)
+AREA = (0.08, 1.0)  # of the picture that a random crop keeps
+ASPECT = (3 / 4, 4 / 3)
+TRIES = 10
+Made = Float[Tensor, "3 Y X"]
+Make = Callable[[Image.Image, int], Made]  # what a picture and its number become
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The files of every class, class by class."""
+
+    root: Path
+    classes: tuple[str, ...]
+    files: tuple[Path, ...]
+    labels: tuple[int, ...]
+
+    def by_class(self, numbers: Iterable[int]) -> dict[int, list[int]]:
+        """These files, gathered under the number of their class."""
+        groups: dict[int, list[int]] = {}
+        for number in numbers:
+            groups.setdefault(self.labels[number], []).append(number)
+        return groups
+
+    @property
+    def digest(self) -> str:
+        """The same while no file comes, goes or changes."""
+        told = hashlib.sha256()
+        for file in self.files:
+            stat = file.stat()
+            told.update(
+                f"{file.relative_to(self.root)}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "replace")
+            )
+        return told.hexdigest()[:16]
+
+
+def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
+    """Two or more classes by their sub-folders, sorted by name; or those of the `known` classes that are there."""
+    if not root.is_dir():
+        raise InputError(f"{root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
+    names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not names:
+        raise InputError(f"{root}: has no sub-folders; put the pictures of each class in a folder of its own")
+    if known is None and len(names) == 1:
+        raise InputError(f"{root}: has a single class, {names[0]}; a classifier needs two or more sub-folders")
+    classes = tuple(names if known is None else known)
+    for name in names:
+        if name not in classes:
+            raise InputError(f"{root / name}: the probe knows no class of this name{nearest(name, classes)}")
+    found = {name: pictures_in(root / name) for name in names}
+    empty = [name for name, files in found.items() if not files]
+    if empty:
+        some = ", ".join(empty[:5]) + (" …" if len(empty) > 5 else "")
+        raise InputError(f"{root}: no pictures in the class folder{'s' if len(empty) > 1 else ''} {some}")
+    number = {name: i for i, name in enumerate(classes)}
+    pairs = [(file, number[name]) for name, files in found.items() for file in files]
+    return ImageFolder(root, classes, tuple(file for file, _ in pairs), tuple(label for _, label in pairs))
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    return sorted(file for file in pictures.visible(folder) if file.suffix.lower() in pictures.ENDINGS)
+
+
+def split(folder: ImageFolder, share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Files to learn from and files to check on: the same share of every class, but never all of it."""
+    learn: list[int] = []
+    check: list[int] = []
+    for number, files in folder.by_class(range(len(folder.files))).items():
+        random.Random(f"split {seed} {folder.classes[number]}").shuffle(files)
+        kept = min(max(1, round(share * len(files))), len(files) - 1)
+        check += files[:kept]
+        learn += files[kept:]
+    if not check:
+        raise InputError(f"{folder.root}: every class has a single picture; two or more are needed to check on one")
+    return learn, check
+
+
+class Reader:
+    """Pictures of a folder by their numbers. What cannot be read is left out, and remembered in `skipped`."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.folder = folder
+        self.skipped: dict[int, str] = {}
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="vitreous-read")
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def read(self, make: Make, number: int) -> Made | str:
+        """What is made of a picture, or why there is none."""
+        if number in self.skipped:
+            return self.skipped[number]
+        try:
+            image = pictures.open_file(self.folder.files[number]).image
+        except InputError as error:
+            return str(error)
+        return make(image, number)
+
+    def batches(self, groups: Iterable[list[int]], make: Make) -> Iterator[tuple[list[int], Tensor | None]]:
+        """The readable pictures of each group and their numbers (None where there are none); the next one is begun."""
+        begun: deque[tuple[list[int], list[Future[Tensor | str]]]] = deque()
+        for group in groups:
+            begun.append((group, [self._pool.submit(partial(self.read, make), number) for number in group]))
+            if len(begun) > 1:
+                yield self._gather(*begun.popleft())
+        while begun:
+            yield self._gather(*begun.popleft())
+
+    def _gather(self, group: list[int], begun: list[Future[Tensor | str]]) -> tuple[list[int], Tensor | None]:
+        made: dict[int, Tensor] = {}
+        for number, future in zip(group, begun):
+            result = future.result()
+            if isinstance(result, str):
+                self.skipped[number] = result
+            else:
+                made[number] = result
+        sizes = sorted({tuple(x.shape[1:]) for x in made.values()})
+        if len(sizes) > 1:
+            raise InputError(f"the pictures come out of preprocessing in different sizes: {sizes[:5]}")
+        return list(made), torch.stack(list(made.values())) if made else None
+
+    def why_none(self, numbers: list[int]) -> str | None:
+        """What is wrong with the first of these pictures, if none can be read."""
+        why = None
+        for number in numbers:
+            try:
+                pictures.open_file(self.folder.files[number])
+                return None
+            except InputError as error:
+                why = why or str(error)
+        return why
+
+    def check(self, learn: list[int], check: list[int]) -> None:
+        """Raise unless there is something readable to learn from in every class, and something to check on."""
+        groups = self.folder.by_class(learn)
+        for label, why in zip(groups, self._pool.map(self.why_none, groups.values())):
+            if why is not None:
+                raise InputError(f"no picture of class {self.folder.classes[label]} to learn from can be read: {why}")
+        why = self.why_none(check)
+        if why is not None:
+            raise InputError(f"no picture kept for validation can be read: {why}")
+
+
+# -------------------------------------------------------------------------------------------------------- augmentation
+
+
+def augmentation(steps: Preprocess, seed: int, epoch: int) -> Make:
+    """A random crop, mirrored half of the time, in the model's size and colours; its own for each picture and epoch."""
+
+    def make(image: Image.Image, number: int) -> Made:
+        chance = random.Random(f"crop {seed} {epoch} {number}")
+        high, wide = steps.size
+        image = image.resize((wide, high), BICUBIC, box=random_box(*image.size, chance))
+        if chance.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return normalised(image, steps)
+
+    return make
+
+
+def random_box(wide: int, high: int, chance: random.Random) -> tuple[float, float, float, float]:
+    """Left, top, right, bottom of a part of random area and aspect; the middle where none fits."""
+    for _ in range(TRIES):
+        area = wide * high * chance.uniform(*AREA)
+        aspect = np.exp(chance.uniform(*np.log(ASPECT)))
+        w, h = float((area * aspect) ** 0.5), float((area / aspect) ** 0.5)
+        if 1 <= w <= wide and 1 <= h <= high:
+            left, top = chance.uniform(0, wide - w), chance.uniform(0, high - h)
+            return left, top, left + w, top + h
+    w, h = min(wide, high * ASPECT[1]), min(high, wide / ASPECT[0])
+    return (wide - w) / 2, (high - h) / 2, (wide + w) / 2, (high + h) / 2
+
+
+def normalised(image: Image.Image, steps: Preprocess) -> Made:
+    """A picture of the right size in the model's colours; through all its steps where these are unknown."""
+    mean, std = tuple(steps.mean), tuple(steps.std)
+    if (mean, std) == UNKNOWN:
+        return steps(image)
+    x = torch.from_numpy(np.array(image, dtype=np.float32) / 255).permute(2, 0, 1)  # [3 Y X]
+    mean_, std_ = (torch.tensor(c, dtype=torch.float32)[:, None, None] for c in (mean, std))
+    return (x - mean_) / std_

@@ -1,0 +1,302 @@
+"""Pictures with what is known of them: their class, and where the object is.
+
+a folder of pictures · a folder of class folders · images/ and masks/ side by side · a CSV (or a folder with labels.csv)
+WebDataset tars (shards/*.tar, shard-{000..146}.tar, their folder) · a Hugging Face data set written by save_to_disk
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from vitreous.errors import InputError
+from vitreous.images import archives, pictures
+from vitreous.images.archives import LABEL, Stored, read_label, some, stamp_file
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+TABLE = "labels.csv"
+IMAGE = ("image", "file", "filename", "path", "name")
+MASK = ("mask",)
+SIDES = (("left", "top", "right", "bottom"), ("x0", "y0", "x1", "y1"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture and what is known of it."""
+
+    image: Path | Stored
+    name: str
+    label: int | str | None = None  # a class number, or a name that is yet to be found in the model
+    mask: Path | Box | Stored | None = None
+
+    def open(self) -> pictures.Picture:
+        return pictures.read(self.image)
+
+    @property
+    def stamp(self) -> str:
+        """Cheap to tell, and another where the picture may have changed."""
+        return stamp_of(self.image)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Pictures in a fixed order."""
+
+    source: str
+    samples: tuple[Sample, ...]
+    notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # of a data set that numbers them
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def masked(self) -> bool:
+        """Is it known of any picture where the object is?"""
+        return any(sample.mask is not None for sample in self.samples)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Another where a picture, a name, a label, a mask or the order is; wherever the folder lies."""
+        seen = hashlib.blake2b(digest_size=8)
+        for sample in self.samples:
+            seen.update(repr((sample.name, sample.label, stamp_of(sample.mask), sample.stamp)).encode())
+        return seen.hexdigest()
+
+    def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
+        """The first `limit` pictures, or `sample` of them by chance; always in their order."""
+        chosen: Sequence[int] = range(len(self))
+        if sample is not None and sample < len(self):
+            chosen = sorted(random.Random(seed).sample(chosen, sample))
+        return replace(self, samples=tuple(self.samples[i] for i in chosen)[:limit])
+
+
+def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Data:
+    """Everything that is known before a model is: files, labels, masks or boxes.
+
+    `masks`: a folder with a mask for each picture, of the same name with any picture's ending.
+    """
+    found = read_source(data, masks)
+    found = found if masks is None else with_masks(found, Path(masks))
+    return replace(found, samples=distinct(found.samples))
+
+
+def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | None) -> Data:
+    """What was named, by what it is."""
+    if not isinstance(data, str | Path):
+        return read_files(list(data), f"{len(data)} files")
+    if Path(data).suffix.lower() == ".csv":
+        return read_table(Path(data))
+    if Path(data).is_dir():
+        return read_folder(Path(data), masks)
+    found = read_files([data], str(data))
+    missing = next((s.image for s in found.samples if isinstance(s.image, Path) and not s.image.exists()), None)
+    if missing is not None:
+        raise InputError(f"{missing}: no such file or folder")
+    return found
+
+
+def read_files(sources: list[str | Path], source: str) -> Data:
+    """Tars or pictures."""
+    tars = archives.find_tars(sources)
+    if tars:
+        return stored(source, archives.read_tars(tars))
+    return Data(source, plain_samples(pictures.find(*sources), None))
+
+
+def stored(source: str, found: archives.Found) -> Data:
+    return Data(source, tuple(Sample(*entry) for entry in found.entries), found.notes, found.classes)
+
+
+def distinct(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """With a number behind a name that is already taken."""
+    taken = {sample.name for sample in samples}
+    if len(taken) == len(samples):
+        return samples
+    count: Counter[str] = Counter()
+    made = []
+    for sample in samples:
+        count[sample.name] += 1
+        name = sample.name
+        while count[sample.name] > 1 and name in taken:
+            name = f"{sample.name} ({count[sample.name]})"
+            count[sample.name] += name in taken
+        taken.add(name)
+        made.append(replace(sample, name=name))
+    return tuple(made)
+
+
+def stamp_of(held: Path | Box | Stored | None) -> str:
+    if isinstance(held, Stored):
+        return held.stamp
+    return stamp_file(held) if isinstance(held, Path) else str(held)
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+
+
+def read_folder(root: Path, masks: str | Path | None) -> Data:
+    """A folder, by what lies in it."""
+    if (root / TABLE).is_file():
+        return read_table(root / TABLE)
+    if (root / "images").is_dir():
+        found = plain_folder(root / "images", None)
+        beside = root / "masks"
+        found = with_masks(found, beside) if masks is None and beside.is_dir() else found
+        return replace(found, samples=tuple(replace(s, name=str(Path("images", s.name))) for s in found.samples))
+    if archives.is_saved(root):
+        return stored(str(root), archives.read_saved(root))
+    tars = archives.tars_in(root)
+    if tars:
+        return stored(str(root), archives.read_tars(tars))
+    return plain_folder(root, None if masks is None else Path(masks))
+
+
+def plain_folder(root: Path, masks: Path | None) -> Data:
+    """Pictures at any depth; where all lie in sub-folders, these are their classes."""
+    files = [file for file in pictures.find(root) if masks is None or not is_below(file, masks)]
+    if not files:
+        raise InputError(f"{root}: no pictures in this folder besides the masks")
+    classed = all(file.parent != root for file in files)
+    samples = plain_samples(files, root)
+    if classed:
+        samples = tuple(replace(s, label=Path(s.name).parts[0]) for s in samples)
+    return Data(str(root), samples)
+
+
+def plain_samples(files: Iterable[Path], root: Path | None) -> tuple[Sample, ...]:
+    return tuple(Sample(file, str(file if root is None else file.relative_to(root))) for file in files)
+
+
+def is_below(file: Path, folder: Path) -> bool:
+    return Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder))
+
+
+def below(file: Path, folder: Path) -> str:
+    """A file's path as seen from a folder, where it lies in it."""
+    return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
+
+
+def with_masks(data: Data, folder: Path) -> Data:
+    """The masks of a folder, by the pictures' names."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: {'is a file, not a folder of masks' if folder.exists() else 'no such folder'}")
+    known = {file.relative_to(folder).with_suffix(""): file for file in pictures.find(folder)}
+    by_stem = {stem.name: file for stem, file in known.items()}
+    samples = []
+    for sample in data.samples:
+        stem = Path(sample.name).with_suffix("")
+        inner = Path(*stem.parts[1:])  # below images/
+        mask = known.get(stem, known.get(inner, by_stem.get(stem.name)))
+        samples.append(sample if mask is None else replace(sample, mask=mask))
+    without = [sample.name for sample in samples if sample.mask is None]
+    if len(without) == len(samples):
+        raise InputError(
+            f"{folder}: no mask for any picture; name them alike, e.g. {Path(without[0]).with_suffix('.png')} "
+            f"(there is {next(iter(known.values())).relative_to(folder)})"
+        )
+    note = (f"{len(without)} of {len(samples)} pictures have no mask: {some(without)}",) if without else ()
+    return replace(data, samples=tuple(samples), notes=data.notes + note)
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def read_table(file: Path) -> Data:
+    """A CSV: image (or its name without ending), label, mask or box."""
+    rows, columns = read_rows(file)
+    image, label = column(columns, IMAGE), column(columns, LABEL)
+    if image is None:
+        raise InputError(f"{file}: no column {' or '.join(IMAGE[:2])}; it has {', '.join(columns)}")
+    mask, sides = column(columns, MASK), [columns[side] for side in box_columns(columns)]
+    places = Places(file.parent)
+    samples, missing = [], []
+    for number, row in enumerate(rows, 2):
+        path = places.image(row[image])
+        where: Path | Box | None = read_box(row, sides, columns.get("box"), f"{file}, line {number}")
+        if mask is not None and row[mask].strip():
+            where = places.root / row[mask].strip()
+        missing += [row[image]] if path is None else []
+        missing += [str(where)] if isinstance(where, Path) and not where.is_file() else []
+        place = path or Path(row[image])
+        samples.append(Sample(place, below(place, places.root), read_label(row[label] if label else ""), where))
+    if missing:
+        raise InputError(f"{file}: {len(missing)} of its files are not there: {some(missing)}")
+    found = Data(str(file), tuple(samples))
+    beside = file.parent / "masks"
+    return with_masks(found, beside) if not found.masked and beside.is_dir() else found
+
+
+def read_rows(file: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """The rows, and the columns' names by their lower-case spelling."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.DictReader(opened, restval="")
+            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+            columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file}: cannot be read as a CSV ({error})") from None
+    if not rows:
+        raise InputError(f"{file}: holds no rows under its head line")
+    return rows, columns
+
+
+def column(columns: dict[str, str], wanted: Iterable[str]) -> str | None:
+    return next((columns[name] for name in wanted if name in columns), None)
+
+
+def box_columns(columns: dict[str, str]) -> tuple[str, ...]:
+    return next((sides for sides in SIDES if all(side in columns for side in sides)), ())
+
+
+def read_box(row: dict[str, str], sides: list[str], box: str | None, where: str) -> Box | None:
+    """Left, top, right, bottom, in four columns or in one."""
+    parts = [row[side] for side in sides]
+    if not parts and box is not None:
+        parts = re.split(r"[,;\s]+", row[box].strip(" []()"))
+    if not any(part.strip() for part in parts):
+        return None
+    try:
+        left, top, right, bottom = map(float, parts)
+    except ValueError:
+        raise InputError(f"{where}: {' '.join(parts)!r} is not a box; write left,top,right,bottom") from None
+    return left, top, right, bottom
+
+
+class Places:
+    """Where a table's pictures may lie: as written, without their ending, beside it or in images/."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._stems: dict[str, Path] | None = None
+
+    def image(self, name: str) -> Path | None:
+        name = name.strip()
+        for folder in (self.root, self.root / "images"):
+            if name and (folder / name).is_file():
+                return folder / name
+        return self.stems.get(name)
+
+    @property
+    def stems(self) -> dict[str, Path]:
+        """Pictures by their name without ending, within the table's folder or within images/."""
+        if self._stems is None:
+            self._stems = {}
+            for folder in (self.root / "images", self.root):
+                for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+                    if file.suffix.lower() in pictures.ENDINGS:
+                        self._stems.setdefault(file.stem, file)
+        return self._stems
+
+
+# -------------------------------------------------------------------------------------------------------------- labels

@@ -1,0 +1,276 @@
+"""Pictures of a data set as a model takes them, a batch at a time; what cannot be read leaves its reason.
+
+A reader makes a batch of numbers; `in_processes` and `in_threads` keep readers busy while something else computes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from vitreous.errors import InputError, one_line
+from vitreous.images.dataset import Sample
+from vitreous.images.masks import Mask, read_mask
+from vitreous.images.preprocess import Preprocess
+
+PHOTO = 224  # pixels of an example's longer side
+QUALITY = 90
+AHEAD = 2  # batches that each reader prepares before they are asked for
+PARENT_DIED = 1  # Linux: PR_SET_PDEATHSIG
+SHARED = "/dev/shm"  # where Linux keeps shared memory
+REVIVALS = 3  # times that dead readers are replaced
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pictures of one size, and where the object is in each."""
+
+    numbers: list[int]
+    images: Float[Tensor, "B 3 Y X"] | Float[np.ndarray, "B 3 Y X"]  # an array comes through a pipe
+    masks: list[Mask | None]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def part(self, which: slice) -> Batch:
+        return Batch(self.numbers[which], self.images[which], self.masks[which])
+
+
+@dataclass(eq=False)
+class Loaded:
+    """What became of some pictures."""
+
+    batches: list[Batch] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)  # pictures that cannot be used
+    lost_masks: dict[int, str] = field(default_factory=dict)
+    photos: dict[int, bytes] = field(default_factory=dict)  # of examples, what the model sees, as JPEG
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Opens, crops and scales samples by their numbers; keeps a small photo of those in `shown`."""
+
+    samples: Mapping[int, Sample]
+    preprocess: Preprocess
+    shown: frozenset[int] = frozenset()
+    masked: bool = False  # are masks wanted?
+    sends: Literal["", "shared", "piped"] = ""  # how images reach another process: shared memory, or a pipe
+
+    def __getitem__(self, numbers: list[int]) -> Loaded:
+        found = Loaded()
+        sizes: dict[tuple[int, ...], list[tuple[int, Tensor, Mask | None]]] = defaultdict(list)
+        for number in numbers:
+            try:
+                image, mask = self._one(number, found)
+                sizes[tuple(image.shape)].append((number, image, mask))
+            except InputError as error:
+                found.failed[number] = str(error)
+            except Exception as error:  # a preprocessing of the user's own may raise anything
+                name = self.samples[number].name
+                found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
+        for same in sizes.values():
+            names, images, masks = zip(*same)
+            found.batches.append(Batch(list(names), self._packed(torch.stack(images)), list(masks)))
+        return found
+
+    def _packed(self, images: Tensor) -> Tensor | np.ndarray:
+        """Ready to be sent; where shared memory is refused, it goes through the pipe."""
+        if self.sends == "shared":
+            with suppress(RuntimeError):
+                images.share_memory_()  # type: ignore[no-untyped-call]
+                return images
+        return images.numpy() if self.sends else images
+
+    def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
+        sample = self.samples[number]
+        picture = sample.open()
+        image = self.preprocess(picture.image)  # [3 Y X]
+        mask = None
+        if self.masked:
+            try:
+                mask = read_mask(sample.mask, picture, self.preprocess, (image.shape[1], image.shape[2]))
+                if mask is not None and not mask.any():
+                    raise InputError("it marks nothing that the model sees")
+            except InputError as error:
+                found.lost_masks[number] = str(error)
+                mask = None
+        if number in self.shown:
+            found.photos[number] = as_jpeg(self.preprocess.view(picture.image))
+        return image, mask
+
+
+def as_jpeg(photo: Image.Image) -> bytes:
+    """A small copy."""
+    scale = min(1.0, PHOTO / max(photo.size))
+    small = photo.resize((max(1, round(photo.width * scale)), max(1, round(photo.height * scale))))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue()
+
+
+def from_jpeg(photo: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(photo)).convert("RGB")
+
+
+# --------------------------------------------------------------------------------------------------------- side by side
+
+
+def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:
+    """Each group's pictures, in order, read ahead by worker processes; dead workers are replaced."""
+    if workers < 1 or not can_fork_or_pickle(reader):
+        yield from in_threads(reader, groups, max(1, workers))
+        return
+    reader = replace(reader, sends="shared" if has_room(reader, max(map(len, groups)), workers) else "piped")
+    done, revivals = 0, 0
+    while done < len(groups):
+        try:
+            for loaded in start(reader, groups[done:], workers):
+                yield loaded
+                done += 1
+        except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
+            died = str(error).startswith("DataLoader worker") or not isinstance(error, RuntimeError)
+            if not died or revivals == REVIVALS:
+                raise
+            reader, revivals = replace(reader, sends="piped"), revivals + 1
+
+
+def has_room(reader: Reader, batch: int, workers: int) -> bool:
+    """Is there shared memory for all batches on their way? That of a container is often tiny."""
+    y, x = reader.preprocess.size
+    try:
+        free = shutil.disk_usage(SHARED).free
+    except OSError:
+        return False
+    return free > 2 * batch * 12 * y * x * (AHEAD + 1) * workers
+
+
+def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:
+    from torch.utils.data import DataLoader
+
+    with warnings.catch_warnings(), own_signals():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads; the children only read pictures
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more than there are cores: as was asked for
+        loader: Any = DataLoader(
+            reader,  # type: ignore[arg-type]  # it is only ever asked for items
+            batch_size=None,
+            sampler=groups,  # each item is a list of numbers
+            num_workers=min(workers, len(groups)),
+            prefetch_factor=AHEAD,
+            worker_init_fn=partial(obey, os.getpid()),
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
+        )
+        return iter(loader)
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Without torch's handler, which would raise a reader's death in the middle of whatever is computed just then."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def obey(parent: int, worker: int) -> None:
+    """Ctrl-C is for the main process, which then stops its workers; and when it is killed, they die with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that was said
+            os._exit(1)
+
+
+def can_fork_or_pickle(reader: Reader) -> bool:
+    if sys.platform == "linux":
+        return True
+    try:
+        pickle.dumps(reader)
+        return True
+    except Exception:  # a preprocessing made of lambdas
+        return False
+
+
+def in_threads(reader: Reader, groups: Sequence[list[int]], threads: int = 1) -> Iterator[Loaded]:
+    """The same in threads of this process, for workers that may not have children; they begin at once."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="vitreous-read")
+    waiting = deque(pool.submit(reader.__getitem__, group) for group in groups[: threads * AHEAD])
+    return drained(pool, waiting, reader, groups[threads * AHEAD :])
+
+
+def drained(
+    pool: ThreadPoolExecutor, waiting: deque[Future[Loaded]], reader: Reader, rest: Sequence[list[int]]
+) -> Iterator[Loaded]:
+    """What is ready, in order; for each that is taken, another is begun."""
+    more = iter(rest)
+    try:
+        while waiting:
+            loaded = waiting.popleft().result()
+            waiting.extend(pool.submit(reader.__getitem__, group) for group in islice(more, 1))
+            yield loaded
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def usual_workers(device: str) -> int:
+    """A CPU needs its cores for the model; a GPU waits for pictures."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(16, cores - 2)) if device == "cuda" else max(1, min(4, cores // 4))
+
+
+# ----------------------------------------------------------------------------------------------------------- to a GPU
+
+
+def sent(stream: Iterator[Loaded], device: torch.device) -> Iterator[Loaded]:
+    """The stream; images are copied to a GPU from pinned memory while those before them are worked on."""
+    if device.type != "cuda":
+        yield from stream
+        return
+    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    before: tuple[Loaded, torch.cuda.Event] | None = None
+    for part in stream:
+        with torch.cuda.stream(aside):
+            for i, batch in enumerate(part.batches):
+                pinned = torch.as_tensor(batch.images).pin_memory()
+                part.batches[i] = replace(batch, images=pinned.to(device, non_blocking=True))
+            there = aside.record_event()
+        if before is not None:
+            yield arrived(*before)
+        before = part, there
+    if before is not None:
+        yield arrived(*before)
+
+
+def arrived(part: Loaded, there: torch.cuda.Event) -> Loaded:
+    """What is asked of these images from now on waits for them, and only for them."""
+    for batch in part.batches:
+        assert isinstance(batch.images, Tensor)
+        here = torch.cuda.current_stream(batch.images.device)
+        here.wait_event(there)
+        batch.images.record_stream(here)
+    return part

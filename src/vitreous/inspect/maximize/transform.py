@@ -1,0 +1,55 @@
+"""Random views of a picture: what holds in all of them is more than an accident of single pixels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitreous._support.noise import normal
+from vitreous.types import Images
+
+DRAWS = 10  # two of the place, one each of size and angle, three gains and three shifts of the colours
+
+
+def moved(
+    images: Images, draws: Float[Tensor, "B 10"], jitter: int, scale: float, rotate: float
+) -> Float[Tensor, "B 3 Y X"]:
+    """Shifted by up to `jitter` pixels, resized by up to 1 + `scale` either way, turned by up to `rotate` degrees.
+
+    What lies beyond the edges is the picture mirrored.
+    """
+    if not (jitter or scale or rotate):
+        return images
+    y, x = images.shape[-2:]
+    shift = (draws[:, :2] * jitter).round() * 2 / torch.tensor([x, y]).to(draws)  # in halves of the sides
+    zoom = (draws[:, 2] * math.log1p(scale)).exp()
+    angle = draws[:, 3] * math.radians(rotate)
+    cos, sin = zoom * angle.cos(), zoom * angle.sin()
+    theta = torch.stack([cos, -sin * y / x, shift[:, 0], sin * x / y, cos, shift[:, 1]], 1).reshape(-1, 2, 3)
+    grid = F.affine_grid(theta.to(images), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+
+
+def recoloured(images: Images, draws: Float[Tensor, "B 10"], colour: float) -> Float[Tensor, "B 3 Y X"]:
+    """Each channel stretched around grey by up to e^±colour and shifted by up to ± half of that."""
+    if not colour:
+        return images
+    gain, shift = ((colour * part)[:, :, None, None].to(images) for part in (draws[:, 4:7], draws[:, 7:10] / 2))
+    return (images - 0.5) * gain.exp() + 0.5 + shift
+
+
+def drawn(keys: Int[Tensor, "U"], copies: int, step: int) -> Float[Tensor, "B 10"]:
+    """Numbers evenly between −1 and 1 for each copy of each picture: of the key and the step alone."""
+    even: Tensor = 2 * torch.special.ndtr(normal(keys.cpu(), copies * DRAWS, 2 * step + 1)) - 1
+    return even.reshape(-1, DRAWS)
+
+
+def noisy(images: Images, keys: Int[Tensor, "U"], copies: int, step: int, sigma: float) -> Images:
+    """With normal noise of this deviation."""
+    if not sigma:
+        return images
+    return images + sigma * normal(keys, copies * images[0].numel(), 2 * step + 2).reshape(images.shape).to(images)

@@ -1,0 +1,373 @@
+"""How the values of a layer reach what leaves its block: what entered the block, its output projection, a second run.
+
+o_i = Σ_j Σ_h A^h_ij W_O^h v_j^h + b          is added to the tokens; norms and an MLP follow, whatever the block holds
+
+The block itself is run again with another attention output, so that nothing needs to be known about what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from vitreous.capture.attention import Attention, widen
+from vitreous.capture.capture import KEEPS, MHA_SIGNATURE, SDPA, Capture, Enough
+from vitreous.errors import CaptureError, Unsupported
+from vitreous.trace.trace import Trace
+from vitreous.types import Heads, Images, Tokens
+
+ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
+MULTIPLY = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The linear map that reads the heads of an attention, side by side."""
+
+    weight: Tensor | None  # W_O [D H·d]; None: the heads are added to the tokens as they are
+    bias: Tensor | None = None
+
+    def __call__(self, heads: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape D"]:
+        """W_O·x, without the bias."""
+        return heads if self.weight is None else heads @ self.weight.mT.to(heads.dtype)
+
+    def by_head(self, values: Float[Tensor, "*shape H d"]) -> Float[Tensor, "*shape H D"]:
+        """W_O^h v^h of every head, without the bias."""
+        assert self.weight is not None
+        weight = widen(self.weight).reshape(-1, *values.shape[-2:])  # [D H d]
+        return torch.einsum("...hd,Dhd->...hD", values, weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of a run."""
+
+    attention: Attention
+    projections: list[Projection]  # what reads the attention's output as it is; one, where it is simply projected
+    exact: bool  # was the run in at least float32?
+    block: Block | None = None
+
+    @property
+    def projection(self) -> Projection | None:
+        return self.projections[0] if len(self.projections) == 1 else None
+
+
+class Block:
+    """A block as it was called: what went in, what came out, and how to run it again."""
+
+    def __init__(self, module: nn.Module, axis: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.module, self.axis = module, axis
+        self.args, self.kwargs = args, kwargs
+        self.given: Tensor = first(args or tuple(kwargs.values())).clone()  # the block may write over what it got
+        self.left: Tensor = self.given  # what came out
+
+    @property
+    def entered(self) -> Tokens:
+        return self.tokens(self.given)
+
+    @property
+    def out(self) -> Tokens:
+        return self.tokens(self.left)
+
+    def leave(self, out: Any) -> None:
+        self.left = first(out).clone()
+
+    def tokens(self, stream: Tensor) -> Tokens:
+        """[B N D], at least float32, from the block's own axes."""
+        stream = stream.movedim(self.axis, 0)
+        return widen(stream.reshape(len(stream), -1, stream.shape[-1]))
+
+    def run(self, tokens: Tokens) -> Float[Tensor, "J N D"]:
+        """The module, on other tokens."""
+        shape = list(self.given.movedim(self.axis, 0).shape)
+        stream = tokens.reshape(len(tokens), *shape[1:]).movedim(0, self.axis)
+        stream = stream.clone(memory_format=torch.contiguous_format)  # it may be written over
+        if self.args:
+            return self.tokens(first(self.module(stream, *self.args[1:], **self.kwargs)))
+        return self.tokens(first(self.module(**{**self.kwargs, next(iter(self.kwargs)): stream})))
+
+
+def first(out: Any) -> Tensor:
+    """The tokens in what a block takes or returns."""
+    return out[0] if isinstance(out, tuple | list) else out  # type: ignore[no-any-return]
+
+
+class Projections(TorchFunctionMode):
+    """Sees what reads the output of each attention as it is: a linear layer, or the tokens it is added to."""
+
+    def __init__(self, seen: Capture) -> None:
+        super().__init__()
+        self.seen = seen
+        self.found: dict[Attention, list[Projection]] = {}
+        self._flat: tuple[Attention, Tensor] | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.seen.calls and func is F.linear:
+            self.linear(*args, **kwargs)
+        elif self.seen.calls and func in ADD and any(self.reads(x) for x in args):
+            self.add(Projection(None))
+        return func(*args, **kwargs)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        """F.linear is called."""
+        if self.reads(x):
+            self.add(Projection(weight, bias))
+
+    def add(self, projection: Projection) -> None:
+        self.found.setdefault(self.seen.calls[-1], []).append(projection)
+
+    def reads(self, x: Any) -> bool:
+        """Is this the last attention's output, heads side by side?"""
+        call = self.seen.calls[-1]
+        if self._flat is None or self._flat[0] is not call:
+            self._flat = call, side_by_side(call.out)
+        flat = self._flat[1]
+        if not isinstance(x, Tensor) or x.numel() != flat.numel() or x.dtype != flat.dtype:
+            return False
+        b, n, _ = flat.shape
+        if x.shape[-1] != flat.shape[-1]:
+            return False
+        return torch.equal(x.reshape(flat.shape), flat) or torch.equal(x.reshape(n, b, -1).transpose(0, 1), flat)
+
+
+def side_by_side(heads: Heads) -> Float[Tensor, "B N width"]:
+    return heads.transpose(1, 2).flatten(2)
+
+
+def need_blocks(trace: Trace, method: str, remedy: str) -> None:
+    """Raise unless every layer sits in a module of its own."""
+    if len(trace.layout.blocks) != trace.layout.layers:
+        raise Unsupported(
+            f"{method} needs layers in modules of their own; {trace.model.name} does not hold them so. Try {remedy}."
+        )
+
+
+def record(
+    trace: Trace, images: Images, numbers: list[int] | None = None, projections: bool = True
+) -> dict[int, Layer]:
+    """A run that keeps each layer's attention, what reads its output (`projections`), and blocks with these `numbers`.
+
+    What comes before the first of them is not kept.
+    """
+    layout, device = trace.layout, trace.images.device.type
+    since = min(numbers) if numbers and layout.calls == layout.layers else 0
+    modules = {i: trace.block(i) for i in numbers or ()}
+    blocks: dict[int, Block] = {}
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=trace.autocast))
+        still = stack.enter_context(trace.model.still())
+        last = None if still.hooked or not modules else max(modules)
+        for number, module in modules.items():
+            for hook in watch(module, number, blocks, trace.batch_axis, ends=number == last):
+                stack.callback(hook.remove)
+        stack.enter_context(suppress(Enough))
+        seen = Capture(still.names, len(images), since=since)
+        readers = Projections(seen)
+        if projections:
+            stack.enter_context(readers)
+        stack.enter_context(seen)
+        trace.model.run(images)
+    calls = [call for call in seen.calls if layout.is_layer(call, len(images))]
+    if not calls:
+        raise trace.no_layers()
+    exact = calls[0].v.dtype == calls[0].wide
+    return {i: Layer(call, readers.found.get(call, []), exact, blocks.get(i)) for i, call in enumerate(calls, since)}
+
+
+def watch(module: nn.Module, number: int, blocks: dict[int, Block], axis: int, ends: bool) -> list[Any]:
+    """Hooks that keep how a block is called, and end the run behind it where nothing later is asked for."""
+
+    def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+        blocks[number] = Block(module, axis, args, kwargs)
+
+    def leave(_: nn.Module, args: Any, out: Any) -> None:
+        blocks[number].leave(out)
+        if ends:
+            raise Enough
+
+    return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
+
+
+class Wide(TorchFunctionMode):
+    """Half-precision parameters are widened where they are used, and say so of themselves (`weight.dtype`)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*tree_map_only(Tensor, wide, args), **tree_map_only(Tensor, wide, kwargs or {}))
+
+
+def wide(t: Any) -> Any:
+    """At least float32, where it is a tensor of floats."""
+    return widen(t) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+
+@contextmanager
+def again(trace: Trace, block: Block) -> Iterator[dict[int, str]]:
+    """Where a block is run again: all in at least float32, no gradients; gives the names of the model's modules."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(trace.images.device.type, enabled=False))
+        still = stack.enter_context(trace.model.still())
+        if any(t.is_floating_point() and t.itemsize < 4 for t in block.module.state_dict().values()):
+            stack.enter_context(Wide())
+        yield still.names
+
+
+class Swap(Capture):
+    """A run in which the attention gives another output."""
+
+    def __init__(self, names: dict[int, str], heads: Heads) -> None:
+        super().__init__(names, len(heads))
+        self.heads = heads
+
+    def keep(self, call: Attention) -> None:
+        super().keep(call)
+        if call.out.shape != self.heads.shape:
+            return
+        if call.out.data_ptr() != call.node.data_ptr():
+            raise CaptureError(
+                f"the attention of {call.name or 'the model'} cannot be replaced; please report this model"
+            )
+        call.out.copy_(self.heads)
+
+
+@dataclass(frozen=True, eq=False)
+class Variants:
+    """x_j = x − Σ_h a_j^h ⊗ u_j^h: one image in J variants, of rank H each."""
+
+    x: Float[Tensor, "1 N D"]
+    a: Float[Tensor, "J N H"]
+    u: Float[Tensor, "J H D"]
+
+    def formed(self) -> Float[Tensor, "J N D"]:
+        return torch.baddbmm(self.x, self.a, self.u, alpha=-1)
+
+    def plus(self, other: Tensor) -> Variants:
+        return replace(self, x=self.x + other)
+
+    def times(self, scale: Tensor) -> Variants:
+        """Each channel by its own factor."""
+        return replace(self, x=self.x * scale, u=self.u * scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Normed:
+    """The variants without their mean, divided by σ and moved by b."""
+
+    inner: Variants
+    share: Float[Tensor, "J N 1"]  # 1/σ
+    bias: Tensor
+
+    def linear(self, read: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """W·(…): W meets J·H vectors in place of J·N, and those of the one image (`read` = W·x)."""
+        shift = F.linear(self.bias, weight, bias)
+        out = torch.addcmul(shift, read, self.share)
+        return out.baddbmm_(self.inner.a * self.share, F.linear(self.inner.u, weight), alpha=-1)
+
+
+class Spread(TorchFunctionMode):
+    """A run of one image in which the output projection gives variants of it; what follows is run for all of them.
+
+    Tokens plus a scaled projection, normalised and read by a linear layer, are still of low rank: that layer, half the
+    work of an MLP, costs next to nothing. `memory` holds what is the same in every such run of a block.
+    """
+
+    def __init__(self, weight: Tensor, variants: Variants, memory: list[Tensor]) -> None:
+        super().__init__()
+        self.weight, self.variants, self.memory = weight, variants, memory
+        self.asked = 0
+        self.behind = False  # the projection
+        self.known: dict[int, tuple[Tensor, Variants]] = {}  # by identity: a tensor, and what it is made of
+        self.normed: dict[int, tuple[Tensor, Normed]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            weight = MHA_SIGNATURE.bind(*args, **kwargs).arguments["out_proj_weight"]
+            out, weights = func(*args, **kwargs)
+            return (self.spread(out) if weight is self.weight else out), weights
+        if func is F.linear:
+            return self.linear(*args, **kwargs)
+        if func in SDPA and not self.behind:
+            return self.once(lambda: func(*args, **kwargs))
+        if func is F.layer_norm and args and id(args[0]) in self.known:
+            return self.norm(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self.known and isinstance(out, Tensor):
+            self.follow(func, args, kwargs, out)
+        return out
+
+    def once(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Computed in the first run only; a copy, since a block may write over it."""
+        self.asked += 1
+        if self.asked > len(self.memory):
+            self.memory.append(compute())
+        return self.memory[self.asked - 1].clone()
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """F.linear."""
+        if id(x) in self.normed:
+            w, normed = wide(weight), self.normed[id(x)][1]
+            return normed.linear(self.once(lambda: F.linear(normed.inner.x, w)), w, wide(bias))
+        if self.behind:
+            return F.linear(x, wide(weight), wide(bias))
+        out = self.once(lambda: F.linear(x, wide(weight), wide(bias)))
+        return self.spread(out) if weight is self.weight else out
+
+    def spread(self, out: Tensor) -> Tensor:
+        """The variants, in the axes of what they stand for: [1 N D] or [N 1 D]."""
+        self.behind = True
+        formed = self.variants.formed()
+        formed = formed if out.shape[0] == 1 else formed.transpose(0, 1)
+        self.known[id(formed)] = formed, self.variants
+        return formed
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        """Know what comes of variants that are kept, turned to batch first, added to the tokens or scaled."""
+        made_of = [x for x in args if id(x) in self.known]
+        others = [x for x in args if isinstance(x, Tensor) and id(x) not in self.known]
+        variants = self.known[id(made_of[0])][1] if len(made_of) == 1 else None
+        for facts in (self.known, self.normed):
+            facts.pop(id(out), None)  # it was written over
+        if variants is None:
+            return
+        if func in KEEPS or (func is Tensor.transpose and out.shape[0] == len(variants.a)):
+            self.known[id(out)] = out, variants
+        elif len(others) == 1 and not kwargs:
+            if func in ADD and others[0].shape == variants.x.shape:
+                self.known[id(out)] = out, variants.plus(others[0])
+            elif func in MULTIPLY and others[0].ndim == 1:
+                self.known[id(out)] = out, variants.times(others[0])
+
+    def norm(
+        self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        """F.layer_norm, and what is known of its result."""
+        out, _, share = torch.native_layer_norm(x, shape, wide(weight), wide(bias), eps)
+        known = self.known[id(x)][1]
+        inner = replace(known, x=centred(known.x), u=centred(known.u))
+        inner = inner if weight is None else inner.times(wide(weight))
+        self.normed[id(out)] = out, Normed(inner, share, x.new_zeros(x.shape[-1]) if bias is None else wide(bias))
+        return out
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)

@@ -1,0 +1,241 @@
+"""How good is a map: `evaluate` measures one metric, image by image.
+
+metric: Case -> Measured        value [B], and a curve [B T] where there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitreous._support.memory import in_batches
+from vitreous.attribution import Attribution, attribute
+from vitreous.errors import InputError, OptionError, TargetError
+from vitreous.images.masks import Mask, check_masks, read_masks
+from vitreous.models.model import Model
+from vitreous.registry import METHODS, METRICS, Better, Method, Metric
+from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, per_image
+from vitreous.trace.target import Target, fix
+from vitreous.trace.trace import Trace
+from vitreous.types import Map, Output, Scores
+
+Again = Callable[[Trace, Target], Map]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a metric found: one value per image (not a number: it cannot be told), perhaps from a curve."""
+
+    value: Scores
+    curve: Float[Tensor, "B T"] | None = None
+    at: Sequence[float] | None = None  # where the curve's points lie
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One batch of images, their maps and what the maps explain."""
+
+    trace: Trace
+    map: Map  # as the method gave it
+    target: Target  # fixed: each image's own class is named
+    masks: Sequence[Mask | None] | None = None  # where the object is, in pixels of the model's input
+    method: Again | None = None  # the same method on something else
+
+    @cached_property
+    def patches(self) -> Map:
+        """The map, one value per patch [B h w]: the mean of a patch's pixels."""
+        values = widened(self.map)
+        grid = self.trace.layout.grid
+        return values if values.shape[1:] == grid else F.interpolate(values[:, None], grid, mode="area")[:, 0]
+
+    @cached_property
+    def pixels(self) -> Map:
+        """The map, one value per pixel [B Y X]; equal patches give exactly equal pixels."""
+        values, size = widened(self.map), self.trace.size
+        if values.shape[1:] == size:
+            return values
+        exact = values.cpu().double()[:, None]
+        return F.interpolate(exact, size, mode="bilinear", align_corners=False)[:, 0].to(values)
+
+    @cached_property
+    def order(self) -> Int[Tensor, "B n"]:
+        """Patches, the most relevant first; of equals, the first."""
+        return self.patches.flatten(1).argsort(dim=1, descending=True, stable=True)
+
+    def again(self, trace: Trace, target: Target | None = None) -> Map:
+        """The method's maps for another trace or target."""
+        if self.method is None:
+            raise OptionError("this metric runs the method again: give the method's name or its Attribution, not a map")
+        return self.method(trace, target or self.target)
+
+
+def widened(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """One metric's verdict: a value per image, the curve behind it, and which direction is better."""
+
+    value: Scores
+    curve: Float[Tensor, "B T"] | None
+    at: tuple[float, ...] | None
+    better: Better
+    metric: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    method: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    @property
+    def mean(self) -> float:
+        """Over the images for which it can be told."""
+        return float(self.value.nanmean())
+
+
+def evaluate(
+    model: Model | nn.Module | str | None,
+    images: Any,
+    explained: Attribution | str | Any,
+    metric: str,
+    target: Any = None,
+    masks: Any = None,
+    **options: Any,
+) -> Score:
+    """Measure how good maps are.
+
+    `explained`: a method's name, an `Attribution`, or maps [B h w] or [B H W]. `metric`: see `vitreous metrics`.
+    `target`: as for `explain`; None: what the attribution explains, else each image's best class. `masks`: where the
+    object is, for the metrics that ask: one for each image (a file, an array [Y X] or a box; None: unknown).
+    """
+    declared = METRICS[metric]
+    values = declared.check(options)
+    if declared.masks and masks is None:
+        raise InputError(f"{metric} needs masks: one for each image, e.g. masks=[…]")
+    wrapped, listed = as_model(model), as_images(images)
+    target = each_of(target_of(explained) if target is None else target)
+    if per_image(target) and len(target) != len(listed):
+        raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
+    masks = None if masks is None else check_masks(masks, listed)
+    maps = None if isinstance(explained, str) else maps_of(explained, len(listed))
+    method, settings = method_of(explained)
+
+    def run(part: slice) -> Measured:
+        trace = Trace(wrapped, listed[part])
+        where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
+        chosen = target[part] if per_image(target) else target
+        case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
+        return measure(declared, case, values)
+
+    size = min(images_at_once(wrapped, listed), len(listed))
+    return join(in_batches(run, len(listed), size, f"{metric}, images"), declared, values, method)
+
+
+def make_case(
+    trace: Trace,
+    method: Method | None,
+    settings: Mapping[str, Any],
+    target: Any,
+    maps: Map | None = None,
+    masks: Sequence[Mask | None] | None = None,
+) -> Case:
+    """A batch with its maps; where there are none yet, the method makes them."""
+    declared = method or METHODS["gradient"]  # only to know whether a target makes sense
+    fixed: Target = NoTarget(trace)
+    if target is not None or trace.classifies:
+        fixed = fix(choose(trace, target, declared), trace.output)
+
+    def again(other: Trace, wanted: Target) -> Map:
+        assert method is not None
+        return attribute(other, method, wanted if method.targeted else None, dict(settings)).map
+
+    if maps is None:
+        assert method is not None
+        maps = again(trace, fixed)
+    return Case(trace, maps.to(trace.images.device), fixed, masks, again if method is not None else None)
+
+
+@dataclass(frozen=True, eq=False)
+class NoTarget:
+    """Of a model without classes where no target is given: a metric that reads no score needs none."""
+
+    trace: Trace
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        raise no_target(self.trace)
+
+    def __str__(self) -> str:
+        return "none"
+
+
+def no_target(trace: Trace) -> TargetError:
+    return TargetError(
+        f"{trace.model.name} has no classifier, so there is no score to measure with: give target= a concept, a text "
+        "or neuron:NUMBER"
+    )
+
+
+def measure(declared: Metric, case: Case, values: Mapping[str, Any]) -> Measured:
+    """One metric on one case; a map that is not finite has no value."""
+    broken = ~case.map.flatten(1).isfinite().all(1)
+    if broken.any():
+        clean = case.map.masked_fill(broken[:, None, None], 0)
+        case = Case(case.trace, clean, case.target, case.masks, case.method)
+    device = case.trace.images.device.type
+    with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
+        found: Measured = declared.run(case, **values)
+    value = found.value.detach().float().masked_fill(broken, torch.nan)
+    curve = None if found.curve is None else found.curve.detach().float().masked_fill(broken[:, None], torch.nan)
+    return Measured(value.cpu(), None if curve is None else curve.cpu(), found.at)
+
+
+def join(parts: Sequence[Measured], declared: Metric, values: Mapping[str, Any], method: Method | None) -> Score:
+    """Batches as one score."""
+    curves = [part.curve for part in parts if part.curve is not None]
+    return Score(
+        value=torch.cat([part.value for part in parts]),
+        curve=torch.cat(curves) if curves else None,
+        at=None if parts[0].at is None else tuple(parts[0].at),
+        better=declared.direction(values),
+        metric=declared.name,
+        options=dict(values),
+        method=None if method is None else method.name,
+    )
+
+
+def target_of(explained: Any) -> Any:
+    """What an attribution explains."""
+    return explained.target if isinstance(explained, Attribution) else None
+
+
+def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:
+    """The method behind a map, where it is known, and its options."""
+    if isinstance(explained, str):
+        declared = find_method(explained)
+        return declared, declared.check({})
+    if isinstance(explained, Attribution) and explained.method in METHODS:
+        declared = METHODS[explained.method]
+        return declared, declared.check(dict(explained.options))
+    return None, {}
+
+
+def maps_of(explained: Any, count: int) -> Map:
+    """The maps themselves, one for each image."""
+    found = explained.map if isinstance(explained, Attribution) else explained
+    if isinstance(found, np.ndarray | list | tuple):
+        found = torch.as_tensor(np.asarray(found))
+    if not isinstance(found, Tensor) or found.ndim not in (2, 3):
+        raise InputError(f"a {type(explained).__name__} is no map; give a method's name, an Attribution or [B h w]")
+    found = found[None] if found.ndim == 2 else found
+    if len(found) != count:
+        raise InputError(f"{len(found)} maps for {count} images; give one for each image")
+    return widened(found)

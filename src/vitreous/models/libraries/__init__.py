@@ -1,0 +1,1 @@
+"""What is particular to a model library, each in its own file."""

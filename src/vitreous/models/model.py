@@ -1,0 +1,296 @@
+"""Any network with what it takes to feed it pictures and to name what comes out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous._support.memory import out_of_memory
+from vitreous.errors import InputError, ModelError, VitreousError, one_line
+from vitreous.images import pictures, preprocess
+from vitreous.models.labels import name_classes
+from vitreous.models.layout import Layout, probe
+from vitreous.types import Images, Output
+
+FLAGS = ("training", "grad_checkpointing", "gradient_checkpointing")  # of a module: off while it is watched
+KEYS = ("logits", "image_embeds", "pooler_output", "x_norm_clstoken")  # of the dictionaries that models return
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+
+
+class Model:
+    """A network as it is, its preprocessing and its labels. The network is never changed.
+
+    `forward` runs the network on a batch (found for timm, transformers, torchvision and open_clip models);
+    `classifier` says whether its output is class scores; `layout` overrides what the probe finds.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        preprocess: Any = None,
+        labels: Sequence[str] | Mapping[int, str] | None = None,
+        *,
+        name: str | None = None,
+        forward: Callable[[Tensor], Any] | None = None,
+        classifier: bool | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        if isinstance(net, torch.jit.ScriptModule):
+            raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
+        if not isinstance(net, nn.Module):
+            raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
+        self.net = net
+        self.module = unwrap(net)
+        self.name = name or name_of(self.module)
+        self.labels = name_classes(labels if labels is not None else labels_of(self.module))
+        known = True if labels is not None else is_classifier(self.module, self.labels)
+        self.classifier = known if classifier is None else classifier
+        self._forward = forward
+        self._preprocess = preprocess
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._given_layout = layout
+        self.outputs: int | None = None  # how many numbers it returns for an image; known after the first run
+
+    def __repr__(self) -> str:
+        return f"Model({self.name}, {len(self.labels)} labels, {self.device}, {self.dtype})"
+
+    @property
+    def preprocess(self) -> preprocess.Preprocess:
+        """How pictures become its input."""
+        if not isinstance(self._preprocess, preprocess.Preprocess):
+            given = self._preprocess
+            self._preprocess = preprocess.of_module(self.module) if given is None else preprocess.adapt(given)
+        return self._preprocess
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of its usual input."""
+        return self.preprocess.size
+
+    @property
+    def device(self) -> torch.device:
+        return self._like().device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like().dtype
+
+    def _like(self) -> Tensor:
+        tensors = chain(self.module.parameters(), self.module.buffers())
+        return next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
+
+    @property
+    def layout(self) -> Layout:
+        """The geometry at the usual input size."""
+        return self.layout_at(self.size)
+
+    def layout_at(self, size: tuple[int, int]) -> Layout:
+        """The geometry at this (height, width), probed once; what was given by hand is believed."""
+        if size not in self._layouts:
+            self._layouts[size] = probe(self, size, self._given_layout)
+        return self._layouts[size]
+
+    def label(self, index: int) -> str:
+        """The first name of a class, or its number."""
+        return self.labels.get(index, f"class {index}").split(",")[0]
+
+    def to(self, *args: Any, **kwargs: Any) -> Model:
+        """Move the network."""
+        self.net.to(*args, **kwargs)
+        return self
+
+    def prepare(self, images: Any) -> Images:
+        """Pictures, preprocessed; a float tensor [B,3,H,W] is taken as it is."""
+        if isinstance(images, Tensor) and images.is_floating_point():
+            return self._checked(images).detach().to(self.device, self.dtype)
+        if isinstance(images, Tensor):
+            images = images.cpu().numpy()
+        listed = [pictures.read(image, i) for i, image in enumerate(pictures.as_list(images))]
+        if not listed:
+            raise InputError("there are no images to explain")
+        ready = [self.preprocess(picture.image) for picture in listed]
+        if len({x.shape for x in ready}) > 1:
+            raise InputError(
+                f"the pictures come out of preprocessing in different sizes: {[tuple(x.shape[1:]) for x in ready]}"
+            )
+        return torch.stack(ready).to(self.device, self.dtype)
+
+    def _checked(self, images: Tensor) -> Tensor:
+        images = images[None] if images.ndim == 3 else images
+        if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
+            raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of pictures; give [B, 3, H, W]")
+        if not images.is_cuda:
+            refuse_infinite(images.sum())
+        return images
+
+    def run(self, images: Images) -> Float[Tensor, "rows C"]:
+        """One forward pass, whatever the network calls its output."""
+        try:
+            output = read_output(self._call(images), self.name)
+            self.outputs = output.shape[1]
+            return output
+        except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, VitreousError) or out_of_memory(error):
+                raise
+            raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
+
+    def _why(self, error: Exception, size: tuple[int, int]) -> str:
+        """Why a run failed, as far as the size of the image tells."""
+        given, usual = "×".join(map(str, size)), "×".join(map(str, self.size))
+        said = one_line(error, 120)
+        if size == self.size:
+            return f"{self.name} failed on a {given} image ({said}); say how to run it: Model(net, forward=…)"
+        remedy = f"load it with img_size=({size[0]}, {size[1]}) if it allows another size"
+        return f"{self.name} takes {usual} images and failed on {given} ({said}); {remedy}"
+
+    def _call(self, images: Images) -> Any:
+        net: Any = self.module
+        if self._forward is not None:
+            return self._forward(images)
+        if hasattr(net, "get_image_features"):  # a Hugging Face model of images and text
+            return net.get_image_features(pixel_values=images, **self._stretch(images))
+        if hasattr(net, "encode_image"):  # CLIP and open_clip
+            return net.encode_image(images)
+        if hasattr(net, "config") and hasattr(net, "main_input_name"):
+            return net(pixel_values=images, **self._stretch(images))
+        return net(images)
+
+    def _stretch(self, images: Images) -> dict[str, bool]:
+        """What a Hugging Face model must be told when an image has another size than usual."""
+        usual = preprocess.expected_size(self.module)
+        other = usual is not None and tuple(images.shape[-2:]) != usual
+        return {"interpolate_pos_encoding": True} if other else {}
+
+    @contextmanager
+    def still(self) -> Iterator[Still]:
+        """One thread at a time, in eval mode, eager; all as it was afterwards, also after an error."""
+        lock = _LOCKS.setdefault(self.module, threading.RLock())
+        with lock, ExitStack() as stack:
+            names, compiled, hooked = {}, self.net is not self.module, False
+            left = [("", self.module)]
+            while left:
+                name, module = left.pop()
+                own = module.__dict__  # asked directly: this walk is part of every run
+                if id(module) in names:
+                    continue
+                names[id(module)] = name
+                left += [
+                    (f"{name}.{key}" if name else key, child)
+                    for key, child in own["_modules"].items()
+                    if child is not None
+                ]
+                compiled = compiled or is_compiled(module)
+                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "_hf_hook" in own)
+                for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
+                    if own.get(flag) is True:
+                        stack.callback(setattr, module, flag, True)
+                        setattr(module, flag, False)
+            if compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield Still(names, hooked)
+
+
+@dataclass(frozen=True)
+class Still:
+    """What is known of a network that holds still."""
+
+    names: dict[int, str]  # of its modules, by identity
+    hooked: bool  # someone has hooked into it, so that every run must go to its end
+
+
+def unwrap(net: nn.Module) -> nn.Module:
+    """The network inside torch.compile and DataParallel."""
+    inner = getattr(net, "_orig_mod", None)
+    if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = net.module
+    return net if inner is None else unwrap(inner)
+
+
+def capturing(images: Tensor) -> bool:
+    """Is a graph being recorded, so that nothing may be asked of the GPU?"""
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_infinite(total: Tensor) -> None:
+    if not total.isfinite():
+        raise InputError("the image tensor holds values that are not finite")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    own = module.__dict__
+    return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None
+
+
+def read_output(raw: Any, name: str) -> Output:
+    """The one vector per image in whatever a model returns."""
+    hint = "say how to read it, e.g. Model(net, forward=lambda x: "
+    if isinstance(raw, Mapping):
+        found = find_output(raw)
+        if found is None:
+            keys = list(raw)[:5]
+            raise ModelError(f"{name} returns a dictionary of {keys}; {hint}net(x)[{keys[0] if keys else 'key'!r}])")
+        raw = found
+    elif isinstance(raw, tuple | list) and raw:
+        return read_output(raw[0], name)
+    if not isinstance(raw, Tensor):
+        raise ModelError(f"{name} returns a {type(raw).__name__}, not scores; {hint}…)")
+    if raw.ndim != 2:
+        raise ModelError(f"{name} returns {list(raw.shape)}, not one vector per image; {hint}net(x)[:, 0])")
+    return raw
+
+
+def find_output(raw: Mapping[str, Any]) -> Tensor | None:
+    """The scores or the embedding among named outputs: by a known name, or because it is the only one."""
+    for key in KEYS:
+        if raw.get(key) is not None:
+            return raw[key]  # type: ignore[no-any-return]
+    tokens = raw.get("last_hidden_state")
+    if tokens is not None:
+        return tokens[:, 0]  # type: ignore[no-any-return]
+    vectors = [value for value in raw.values() if isinstance(value, Tensor) and value.ndim == 2]
+    return vectors[0] if len(vectors) == 1 else None
+
+
+def name_of(net: Any) -> str:
+    """What a network is called in figures and errors."""
+    config = getattr(net, "pretrained_cfg", None) or {}
+    architecture = config.get("architecture") if isinstance(config, dict) else None
+    source = getattr(getattr(net, "config", None), "_name_or_path", None)
+    return str(architecture or source or type(net).__name__)
+
+
+def labels_of(net: Any) -> Mapping[int, str]:
+    """The labels that a network carries, if it does."""
+    named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
+    if "Classification" in type(net).__name__ and not all(str(x).startswith("LABEL_") for x in named.values()):
+        return {int(index): str(label) for index, label in named.items()}
+    if hasattr(net, "pretrained_cfg") and getattr(net, "num_classes", None):
+        from timm.data import ImageNetInfo, infer_imagenet_subset
+
+        subset = infer_imagenet_subset(net)
+        if subset:
+            info = ImageNetInfo(subset)
+            return {index: info.index_to_description(index) for index in range(net.num_classes)}
+    return {}
+
+
+def is_classifier(net: Any, labels: Mapping[int, str]) -> bool | None:
+    """Are its outputs classes? None: the first run will tell."""
+    if labels:
+        return True
+    if hasattr(net, "get_image_features") or hasattr(net, "encode_image"):
+        return False
+    if hasattr(net, "config") and hasattr(net, "main_input_name"):
+        return "Classification" in type(net).__name__
+    if hasattr(net, "pretrained_cfg"):
+        return int(getattr(net, "num_classes", 0)) > 0
+    return None

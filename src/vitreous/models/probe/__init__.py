@@ -1,0 +1,1 @@
+"""Linear probes: training them and attaching them to a backbone."""

@@ -1,0 +1,100 @@
+"""Several targets at once: one run, and one way back for all of them.
+
+    gₖ = ∂yₖ/∂(output, embedding)     where the way back of target k begins: found from the output alone
+    vmap over g of the method itself  every gradient that it asks for is a product of all gₖ with one Jacobian
+
+The run is made before, outside of `torch.vmap`: the method is started once with a target that stops it where it asks
+for its score.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from vitreous._support.memory import batch_size, in_batches
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace, gradients
+from vitreous.types import Output, Scores
+
+ROWS = {"cpu": 6, "cuda": 256}  # images times targets at a time: with more, a CPU's caches overflow
+LOOPS = "There is a performance drop because we have not yet implemented the batching rule"  # attention's own kernels
+
+Run = Callable[[Target], Any]  # a method on one trace
+
+
+class Reached(BaseException):
+    """A method has made its run and asks for the score."""
+
+    def __init__(self, output: Output, embedding: Tensor) -> None:
+        self.ends = output, embedding
+
+
+def stop(output: Output, embedding: Tensor) -> NoReturn:
+    """A target that is never asked about."""
+    raise Reached(output, embedding)
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """A score of which only the gradient has a meaning: it is what is given."""
+
+    starts: tuple[Tensor, ...]  # ∂y/∂output, ∂y/∂embedding
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return begun(output, self.starts[0]) + begun(embedding, self.starts[1])
+
+
+def begun(end: Tensor, start: Tensor) -> Scores:
+    """A number for each image, with a gradient of `start`."""
+    copy = end.clone()
+    if copy.requires_grad:
+        copy.register_hook(lambda _: start)  # type: ignore[no-untyped-call]
+    return copy.flatten(1).sum(1)
+
+
+def beginning(target: Target, output: Output, embedding: Tensor) -> tuple[Tensor, ...]:
+    """∂y/∂output and ∂y/∂embedding, each as if the other did not depend on it."""
+    ends = [end.detach().requires_grad_() for end in (output, embedding)]
+    with torch.enable_grad():
+        return gradients(target(*ends), ends)
+
+
+def targets_at_once(trace: Trace) -> int:
+    """How many targets to take back together."""
+    device = trace.images.device
+    return max(1, batch_size(trace.layout.footprint[1], device, ROWS.get(device.type, ROWS["cpu"])) // len(trace))
+
+
+def maps_of(run: Run, targets: Sequence[Target], size: int) -> list[Any]:
+    """A method's result for each target, about `size` of them at a time."""
+    if min(size, len(targets)) == 1:
+        return one_by_one(run, targets)
+    try:
+        run(stop)
+    except Reached as reached:
+        starts = [beginning(target, *reached.ends) for target in targets]
+    stacked = [torch.stack(parts) for parts in zip(*starts)]  # [K B C], [K B D]
+
+    def back(part: slice) -> Tensor:
+        made: Tensor = torch.vmap(lambda *given: run(Along(given)))(*(start[part] for start in stacked))
+        return made
+
+    parts = -(-len(targets) // size)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", LOOPS)
+            return list(torch.cat(in_batches(back, len(targets), -(-len(targets) // parts))))
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        return one_by_one(run, targets)  # the model computes something that cannot be taken back for many at once
+
+
+def one_by_one(run: Run, targets: Sequence[Target]) -> list[Any]:
+    return [run(target) for target in targets]

@@ -1,0 +1,129 @@
+"""A concept is a direction in a model's embedding, made from a few example pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous._support.files import write_whole
+from vitreous._support.memory import batch_size
+from vitreous.errors import InputError, TargetError, nearest, one_line
+from vitreous.images import pictures
+from vitreous.models.fingerprint import fingerprint
+from vitreous.models.model import Model
+from vitreous.types import Output, Scores
+
+SIMILARITIES = ("dot", "cosine", "l2")
+FOLDER = Path("vitreous-concepts")
+BATCH = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Concept:
+    """How similar the embedding z before the classifier is to c: z·c, cos(z, c) or −‖z − c‖."""
+
+    vector: Any  # [D]: a tensor, an array or a list
+    similarity: str = "dot"
+    name: str = "concept"
+    model: str | None = None  # the fingerprint of the model it was built on; None: any of the right width
+    examples: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        vector = torch.as_tensor(self.vector).detach()
+        if vector.ndim != 1 or not vector.is_floating_point() or not vector.isfinite().all():
+            raise TargetError(f"a concept is one vector of finite numbers, not {vector.dtype} {list(vector.shape)}")
+        object.__setattr__(self, "vector", vector)
+        if self.similarity not in SIMILARITIES:
+            raise TargetError(f"unknown similarity {self.similarity!r}; known: {', '.join(SIMILARITIES)}")
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        if embedding.shape[-1] != len(self.vector):
+            raise TargetError(
+                f"concept {self.name!r} has {len(self.vector)} numbers, the model's embedding {embedding.shape[-1]}"
+            )
+        c = self.vector.to(embedding)
+        if self.similarity == "dot":
+            dot: Tensor = (embedding * c).sum(-1)
+            return dot
+        if self.similarity == "cosine":
+            return F.cosine_similarity(embedding, c[None], dim=-1)
+        distance: Tensor = torch.linalg.vector_norm(embedding - c, dim=-1)
+        return -distance
+
+    def __str__(self) -> str:
+        return f"concept:{self.name}"
+
+    def fits(self, model: Model) -> None:
+        """Raise unless this is the model it was built on."""
+        if self.model is not None and self.model != fingerprint(model):
+            raise TargetError(
+                f"concept {self.name!r} was built on another model than {model.name}; build it again on this one"
+            )
+
+    @classmethod
+    def from_images(cls, model: Model, images: Any, similarity: str = "dot", *, name: str = "concept") -> Concept:
+        """The mean embedding of example pictures: a folder, or a list of anything that `explain` takes."""
+        if isinstance(images, str | Path):
+            images = pictures.find(images)
+        listed = images if isinstance(images, Tensor) else pictures.as_list(images)
+        if len(listed) == 0:
+            raise InputError("a concept needs at least one example picture")
+        vectors = torch.cat(list(embeddings(model, listed)))
+        named = tuple(Path(i).name if isinstance(i, str | Path) else f"image {k}" for k, i in enumerate(listed))
+        return cls(vectors.mean(0).float().cpu(), similarity, name, fingerprint(model), named)
+
+    def save(self, path: str | Path) -> Path:
+        """A small .safetensors file with the vector, the similarity, the model's identity and the examples' names."""
+        from safetensors.torch import save
+
+        told = {"name": self.name, "similarity": self.similarity, "model": self.model or ""}
+        file = Path(path)
+        write_whole(file, save({"vector": self.vector.contiguous()}, {**told, "examples": json.dumps(self.examples)}))
+        return file
+
+    @classmethod
+    def load(cls, path: str | Path) -> Concept:
+        from safetensors import safe_open
+
+        try:
+            with safe_open(str(path), "pt") as stored:
+                told, vector = stored.metadata() or {}, stored.get_tensor("vector")
+            examples = tuple(json.loads(told["examples"]))
+            return cls(vector, told["similarity"], told["name"], told["model"] or None, examples)
+        except Exception as error:
+            raise TargetError(f"{path}: is not a concept file ({one_line(error, 100)})") from None
+
+    @classmethod
+    def find(cls, name: str, model: Model) -> Concept:
+        """A concept by file, or by its name in the folder `vitreous-concepts`."""
+        places = [Path(name), FOLDER / f"{name}.safetensors"]
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            known = [p.stem for p in FOLDER.glob("*.safetensors")]
+            hint = nearest(name, known) or "; build it: vitreous concept build NAME IMAGES…"
+            raise TargetError(f"no concept {name!r} here{hint}")
+        found = cls.load(file)
+        found.fits(model)
+        return found
+
+
+def embeddings(model: Model, images: Any) -> Iterator[Float[Tensor, "b D"]]:
+    """What the classifier reads of each image, a batch at a time."""
+    from vitreous.trace.trace import Trace
+
+    size = batch_size(model.layout.footprint[0], model.device, BATCH)
+    for start in range(0, len(images), size):
+        trace = Trace(model, images[start : start + size])
+        record = trace.any_whole()
+        assert record.embedding is not None
+        if trace.classifies and record.embedding is record.output:
+            raise TargetError(f"{model.name} has no single embedding before its classifier, so no concepts")
+        yield record.embedding.detach()

@@ -1,0 +1,132 @@
+"""Repeated shapes on CUDA: what a method does is recorded once as a graph of kernels, and replayed.
+
+A ViT of usual size keeps a GPU busy for less time than Python takes to watch it. Within `with vitreous.replay():` the
+second batch of a shape is recorded and every later one replayed with nothing in between: the same kernels on the same
+numbers. Weights may change in place; a network whose tensors are replaced is recorded anew. The graphs and their memory
+are given back when the context ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.models.model import Model
+from vitreous.trace.target import Class, Numbered, Target, Top
+from vitreous.types import Images
+
+QUIET = {  # methods that never ask the GPU for a number, and the options with which they do not
+    "attention": (),
+    "rollout": ("discard",),
+    "cdam": ("variant", "split"),
+    "gradcam": (),
+    "gae": (),
+    "grad_rollout": ("discard",),
+    "gradient": (),
+    "input_x_gradient": (),
+    "attn_lrp": (),
+    "cp_lrp": (),
+    "legrad": (),
+    "token_ablation": ("of",),
+    "transformer_attribution": ("precision",),
+}
+USUAL = (0, "vanilla", "total", "logit", "single")  # values of these options
+Made = tuple[Tensor, ...]
+Targets = tuple[Target, ...]
+Run = Callable[[Images, Targets], Made]
+_replays: ContextVar[Replays | None] = ContextVar("vitreous_replay", default=None)
+
+
+@contextmanager
+def replay() -> Iterator[None]:
+    """Within this context, repeated batches of one shape are replayed on CUDA; elsewhere nothing changes."""
+    token = _replays.set(Replays())
+    try:
+        yield
+    finally:
+        _replays.reset(token)
+
+
+class Graph:
+    """One method on one shape, for one or more targets."""
+
+    def __init__(self, run: Run, images: Images, targets: Targets) -> None:
+        self.images = images.clone()
+        self.index = torch.zeros(len(targets), len(images), dtype=torch.long, device=images.device)
+        asked = tuple(Numbered(row) if isinstance(one, Class) else one for one, row in zip(targets, self.index))
+        self.put(images, targets)
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            run(self.images, asked)  # libraries choose their kernels and allocate what they need
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.made = run(self.images, asked)
+
+    def put(self, images: Images, targets: Targets) -> None:
+        self.images.copy_(images, non_blocking=True)
+        if any(isinstance(one, Class) for one in targets):
+            numbers = [numbers_of(one, len(images)) for one in targets]
+            self.index.copy_(torch.tensor(numbers).pin_memory(), non_blocking=True)
+
+    def __call__(self, images: Images, targets: Targets) -> Made:
+        self.put(images, targets)
+        self.graph.replay()
+        return tuple(made.clone() for made in self.made)
+
+
+def numbers_of(target: Target, images: int) -> list[int]:
+    """The class of each image; zeros where no class is named."""
+    if not isinstance(target, Class):
+        return [0] * images
+    index = target.index if isinstance(target.index, tuple) else (target.index,)
+    return [number for number in index for _ in range(images // len(index))]
+
+
+class Replays:
+    """The graphs of a context."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[Any, Graph | None] = {}  # None: seen once
+
+    def __call__(self, key: Any, run: Run, images: Images, targets: Targets) -> Made:
+        if key not in self.graphs:
+            self.graphs[key] = None
+            return run(images, targets)
+        graph = self.graphs[key]
+        if graph is None:
+            graph = self.graphs[key] = Graph(run, images, targets)
+        return graph(images, targets)
+
+
+def replays(method: str, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
+    """The graphs to use for this, where it may be replayed."""
+    found = _replays.get()
+    usual = method in QUIET and not any(values.get(name) not in USUAL for name in QUIET[method])
+    asked = all(isinstance(target, Class | Top) for target in targets)
+    return found if usual and asked and images.is_cuda else None
+
+
+def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:
+    """What must be the same for a graph to be used: also where the weights are."""
+    kinds = tuple(target if isinstance(target, Top) else Class for target in targets)
+    places = tuple([t.data_ptr() for held in holders(model.module) for t in held.values() if t is not None])
+    amp = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    return method, repr(sorted(values.items())), id(model), tuple(images.shape), images.dtype, kinds, amp, places
+
+
+_holders: WeakKeyDictionary[nn.Module, list[Mapping[str, Tensor | None]]] = WeakKeyDictionary()
+
+
+def holders(net: nn.Module) -> list[Mapping[str, Tensor | None]]:
+    """Where a network's modules keep their parameters and buffers; found once, since this is asked for every batch."""
+    if net not in _holders:
+        _holders[net] = [held for m in net.modules() for held in (m._parameters, m._buffers) if held]
+    return _holders[net]

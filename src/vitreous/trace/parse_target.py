@@ -1,0 +1,132 @@
+"""Targets from what a user writes: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", or one for each image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.errors import TargetError, nearest
+from vitreous.models.labels import find_exact
+from vitreous.models.model import Model
+from vitreous.trace.concept import Concept
+from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Text, Top
+from vitreous.trace.text import embed_text
+
+
+def parse(given: Any, model: Model, outputs: int) -> Target:
+    """A target from what a user writes: 282, "tiger cat", "top-1", "dog-cat", a list with one for each image."""
+    if isinstance(given, bool):
+        raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
+    if isinstance(given, int):
+        return Class(checked(given, outputs, "class"))
+    if isinstance(given, str):
+        return parse_text(given.strip(), model, outputs)
+    if isinstance(given, Class) and isinstance(given.index, int):
+        return Class(checked(given.index, outputs, "class"))
+    if isinstance(given, Target) and not isinstance(given, type):
+        if hasattr(given, "fits"):
+            given.fits(model)
+        return given
+    if isinstance(given, Tensor) or hasattr(given, "tolist"):
+        given = given.tolist()
+        return parse(given, model, outputs)
+    if isinstance(given, Sequence) and given and all(type(item) is int for item in given):
+        return Class(tuple(checked(item, outputs, "class") for item in given))
+    if isinstance(given, Sequence) and given:
+        each = [parse(item, model, outputs) for item in given]
+        numbers = [item.index for item in each if isinstance(item, Class) and isinstance(item.index, int)]
+        return Class(tuple(numbers)) if len(numbers) == len(each) else Each(tuple(each))
+    raise TargetError(f"{str(given)[:60]!r} is not a target; give a class number, a class name or top-1")
+
+
+def parse_text(text: str, model: Model, outputs: int) -> Target:
+    """One string: what `str(target)` gives comes back as the same target."""
+    if len(listed(text)) > 1:
+        return parse(listed(text), model, outputs)
+    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
+    if len(parts) == 2 and parts[0]:
+        return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
+    kind, colon, rest = text.partition(":")
+    kind = kind.lower()
+    if colon and kind in ("text", "concept", "neuron"):
+        return parse_kind(kind, rest.strip(), model, outputs)
+    for part in (False, True):  # whole names first, then parts of names
+        found = parse_plain(text, model, outputs, part) or parse_contrast(text, model, outputs, part)
+        if found is not None:
+            return found
+    raise unknown_class(text, model)
+
+
+def listed(text: str) -> list[str]:
+    """The targets in "a;b-c;d", one for each image; a text may hold any sign."""
+    return [text] if "text:" in text.lower() else [part.strip() for part in text.split(";")]
+
+
+def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | None:
+    """A number, a rank or a class name (`part`: or a part that only one label holds)."""
+    if not text:
+        return None
+    if re.fullmatch(r"-?\d+", text):
+        return Class(checked(int(text), outputs, "class"))
+    if re.fullmatch(r"top-?\d+", text, re.IGNORECASE):
+        rank = int(text[3:].lstrip("-"))
+        if not 1 <= rank <= outputs:
+            raise TargetError(f"top-{rank} is out of range: {model.name} has {outputs} outputs")
+        return Top(rank)
+    found = find_class(text, model) if part else find_exact(text, model.labels)
+    if found is not None:
+        return Class(found)
+    return None
+
+
+def parse_contrast(text: str, model: Model, outputs: int, part: bool) -> Target | None:
+    """One minus the other, at the first dash with a target on both sides (names hold dashes too)."""
+    for dash in [i for i, c in enumerate(text) if c == "-"]:
+        with suppress(TargetError):
+            one, other = (parse_plain(t.strip(), model, outputs, part) for t in (text[:dash], text[dash + 1 :]))
+            if one is not None and other is not None:
+                return Contrast(one, other)
+    return None
+
+
+def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
+    if not rest:
+        raise TargetError(f"{kind}: says nothing; write {kind}:{'17' if kind == 'neuron' else 'something'}")
+    if kind == "text":
+        return Text(rest, embed_text(model, rest))
+    if kind == "concept":
+        return Concept.find(rest, model)
+    if not rest.isdigit():
+        raise TargetError(f"neuron:{rest}: {rest!r} is not a number")
+    return Neuron(checked(int(rest), outputs, "neuron"))
+
+
+def find_class(text: str, model: Model) -> int | None:
+    """The class of this name, else the only one whose label holds the text."""
+    exact, low = find_exact(text, model.labels), text.lower()
+    if exact is not None:
+        return exact
+    part = [i for i, label in model.labels.items() if low in label.lower()]
+    if len(part) > 1:
+        some = ", ".join(f"{model.label(i)} ({i})" for i in part[:5])
+        raise TargetError(f"{text!r} fits {len(part)} classes: {some}{' …' if len(part) > 5 else ''}; give one of them")
+    return part[0] if part else None
+
+
+def unknown_class(text: str, model: Model) -> TargetError:
+    if not model.labels:
+        return TargetError(
+            f"unknown class {text!r}: {model.name} has no labels; give a class number, or labels to the model"
+        )
+    short = [name.strip() for label in model.labels.values() for name in label.split(",")]
+    return TargetError(f"unknown class {text!r}{nearest(text, short)}")
+
+
+def checked(index: int, outputs: int, what: str) -> int:
+    if not 0 <= index < outputs:
+        raise TargetError(f"{what} {index} is out of range: the model has {what} 0 to {outputs - 1}")
+    return index

@@ -1,0 +1,1 @@
+"""Runs of images with tokens dropped or patches hidden."""

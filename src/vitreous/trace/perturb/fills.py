@@ -1,0 +1,57 @@
+"""What stands in place of hidden pixels, and coarse masks that are as large as the image only when needed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.capture.attention import widen
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
+from vitreous.types import Images
+
+Fill = Literal["mean", "blur", "zero"]
+Stretch = Float[Tensor, "..."]  # [size cells], perhaps of each mask: how much of each cell is in each pixel
+
+
+def filled(trace: Trace, fill: Fill) -> Images:
+    """Each image with all its pixels hidden: its mean colour, itself blurred, or zero (normalised: the usual mean)."""
+    if fill == "mean":
+        return widen(trace.images).mean((2, 3), keepdim=True).to(trace.images.dtype).expand_as(trace.images)
+    return baseline_images(trace, fill, seed=0)
+
+
+def stretch(cells: int, size: int) -> Float[Tensor, "size cells"]:
+    """Bilinear resizing along one side, as a matrix."""
+    each = torch.eye(cells, dtype=torch.float64)[None, None]
+    return F.interpolate(each, (size, cells), mode="bilinear", antialias=True)[0, 0]
+
+
+def enlarge(coarse: Float[Tensor, "K a b"], down: Stretch, across: Stretch) -> Float[Tensor, "K Y X"]:
+    """Coarse masks in the size of the image."""
+    return down @ coarse @ across.mT
+
+
+def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:
+    """Images with nothing to explain: zero (the mean colour), themselves blurred, or noise."""
+    images = trace.images
+    if baseline == "zero":
+        return torch.zeros_like(images)
+    if baseline == "blur":
+        from torchvision.transforms.functional import gaussian_blur
+
+        sigma = max(trace.size) / 16
+        side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
+        down: Tensor = gaussian_blur(images, [1, side], [sigma, sigma])
+        blurred: Tensor = gaussian_blur(down, [side, 1], [sigma, sigma])  # one side at a time: the same, and quicker
+        return blurred
+    noise = [torch.randn(images.shape[1:], generator=stream) for stream in trace.generators(seed)]
+    return torch.stack(noise).to(images)
+
+
+def end_scores(trace: Trace, target: Target, images: Images) -> Tensor:
+    return trace.score(target, trace.run(images)).detach()

@@ -1,0 +1,134 @@
+"""Images with some of their patches hidden behind another image: one score for each.
+
+Where a patch's token depends on that patch only, tokens are exchanged in place of pixels: patches are embedded once for
+each image and each cover, not for each variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from vitreous._support.memory import batch_size, in_batches
+from vitreous.capture.capture import Enough
+from vitreous.errors import ModelError
+from vitreous.trace.last_block import Known, known, near
+from vitreous.trace.perturb.drop_tokens import VariantScores, lean_run, scores_each
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Record, Trace
+from vitreous.types import Images, Tokens
+
+Hidden = Bool[Tensor, "V h w"]
+Hide = Callable[[Sequence[int], Hidden], Record]
+_local: Known[bool] = WeakKeyDictionary()  # can tokens be exchanged in place of pixels?
+
+
+def scores_hidden(
+    trace: Trace,
+    target: Target,
+    rows: Sequence[int],
+    hidden: Hidden,
+    cover: Images,
+    what: str | None = None,
+    key: Hashable | None = None,
+) -> VariantScores:
+    """The score of image `rows[i]` with the patches `hidden[i]` taken from its cover; the target is fixed."""
+
+    @cache
+    def hide() -> Hide:
+        return hide_tokens(trace, cover) if known(trace, _local, is_local) else hide_pixels(trace, cover)
+
+    return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key)
+
+
+# ------------------------------------------------------------------------------------------------ two ways to hide
+
+
+def hide_pixels(trace: Trace, cover: Images) -> Hide:
+    """From the pixels on."""
+
+    def hide(rows: Sequence[int], hidden: Hidden) -> Record:
+        index = list(rows)
+        return lean_run(trace, torch.where(pixels_of(trace, hidden), cover[index], trace.images[index]))
+
+    return hide
+
+
+def hide_tokens(trace: Trace, cover: Images) -> Hide:
+    """The same from the first block on: the cover's tokens in place of the image's."""
+    shown, covering = (tokens_entering(trace, images) for images in (trace.images, cover))
+
+    def hide(rows: Sequence[int], hidden: Hidden) -> Record:
+        index = list(rows)
+        mixed = torch.where(tokens_of(trace, hidden), covering[index], shown[index]).movedim(0, trace.batch_axis)
+        return lean_run(trace, trace.images[:1], enter=lambda stream: mixed, count=len(index))
+
+    return hide
+
+
+def pixels_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V 1 Y X"]:
+    """The pixels of the hidden patches; what is left over at the border belongs to the last patches."""
+    layout, places = trace.layout, []
+    for axis in (0, 1):
+        patch = layout.patch[axis] if layout.patch else trace.size[axis] // layout.grid[axis]
+        pixel = torch.arange(trace.size[axis], device=hidden.device)
+        places.append((pixel // patch).clamp_max(layout.grid[axis] - 1))
+    return hidden[:, places[0][:, None], places[1]][:, None]
+
+
+def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
+    """The tokens of the hidden patches."""
+    found = hidden.new_zeros(len(hidden), trace.layout.tokens, 1)
+    found[:, trace.layout.prefix : trace.layout.prefix + trace.layout.patches, 0] = hidden.flatten(1)
+    return found
+
+
+def tokens_entering(trace: Trace, images: Images) -> Tokens:
+    """What enters the first block; the runs end there."""
+    size = batch_size(trace.layout.footprint[0], images.device)
+    return torch.cat(in_batches(lambda part: enter(trace, images[part])[0], len(images), size))
+
+
+def enter(trace: Trace, images: Images, whole: bool = False) -> tuple[Tensor, Record]:
+    """What enters the first block of a run, images first, and the run, which ends there unless `whole`."""
+    kept: list[Tensor] = []
+    with trace.model.still() as still:
+
+        def note(stream: Tensor) -> Tensor:
+            kept.append(stream.movedim(trace.batch_axis, 0))
+            if not whole and not still.hooked:
+                raise Enough
+            return stream
+
+        record = trace.run(images, enter=note)
+    return kept[0], record
+
+
+def is_local(trace: Trace) -> bool:
+    """Does a patch's token depend on that patch only, and the output on the tokens only?
+
+    One patch changed in the image, and its token exchanged: is it the same?
+    """
+    layout = trace.layout
+    if not layout.layers or len(layout.blocks) != layout.layers:
+        return False
+    middle = torch.zeros(1, *layout.grid, dtype=torch.bool, device=trace.images.device)
+    middle[0, layout.grid[0] // 2, layout.grid[1] // 2] = True
+    image = trace.images[:1]
+    changed = torch.where(pixels_of(trace, middle), image + 1, image)
+    streams, record = enter(trace, torch.cat([image, image + 1, changed]), whole=True)
+    if streams.ndim != 3 or streams.shape[1] != layout.tokens:
+        return False
+    made = torch.where(tokens_of(trace, middle), streams[1:2], streams[:1])
+    both = torch.cat([streams[:1], made]).movedim(0, trace.batch_axis)
+    try:
+        output = lean_run(trace, image, enter=lambda stream: both, count=2).output
+    except ModelError:  # it counts its images before the first block
+        return False
+    assert output is not None and record.output is not None
+    return near(made, streams[2:]) and near(output, record.output[::2])

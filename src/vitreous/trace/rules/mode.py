@@ -1,0 +1,195 @@
+"""A table {name of a torch function: backward rule}, in force while a model runs.
+
+A rule is called in place of the function, with the function and its arguments, and gives back what the function would,
+with another backward. All spellings of a function (F.gelu, torch.gelu, Tensor.gelu_) are one name. Entered before a
+trace runs, the mode receives what `Capture` calls: it is one more layer around the same functions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitreous.capture.capture import Entry, caller
+
+Function = Callable[..., Any]
+Rule = Callable[..., Any]  # (function, *its arguments) -> its result
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SHAPE = words(
+    """get getitem setitem view view_as reshape reshape_as permute transpose t flatten unflatten squeeze unsqueeze
+    expand expand_as broadcast_to contiguous clone cat concat concatenate stack hstack vstack dstack split
+    split_with_sizes tensor_split chunk unbind narrow select diagonal index_select index take_along_dim gather repeat
+    repeat_interleave tile roll flip movedim moveaxis swapaxes swapdims rot90 pad constant_pad_nd unfold fold
+    as_strided pixel_shuffle pixel_unshuffle channel_shuffle masked_fill masked_select where tril triu copy meshgrid
+    to float double half bfloat16 type type_as detach requires_grad dropout alpha_dropout feature_dropout dropout1d
+    dropout2d dropout3d atleast_2d atleast_3d index_copy scatter scatter_add index_add size nan_to_num"""
+)
+LINEAR = SHAPE | words(
+    """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d add sub rsub neg positive mean sum cumsum diff
+    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d interpolate upsample
+    batch_norm nansum grid_sample embedding"""
+)
+SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "rmul": "mul", "radd": "add"}
+SPELLINGS |= {"subtract": "sub", "negative": "neg", "special_softmax": "softmax", "special_expit": "sigmoid"}
+IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "idiv": "div", "ipow": "pow"}
+ROOT = "_vitreous_root"  # on a tensor: the one signal that it is an elementwise function of
+_WARNED: WeakSet[nn.Module] = WeakSet()
+
+
+class RuleWarning(UserWarning):
+    """Relevance passes through a function that has no rule."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rules by the names of functions; functions in `plain` need none. `instead`: what any other is given."""
+
+    name: str
+    rules: Mapping[str, Rule]
+    plain: frozenset[str]
+    instead: str = "its plain gradient"
+    other: Rule | None = None  # the rule of a function that has none
+    noted: frozenset[str] = frozenset()  # functions that are in `rules`, but not for their relevance
+
+
+class Rules(TorchFunctionMode):
+    """Hold `table` over all functions that carry a signal: what depends on the image, not on parameters alone.
+
+    `names`: the model's modules by identity. `entry`: note what enters this norm or linear layer in `entered`.
+    Functions without a rule are noted in `unruled`, with the module that called them, once relevance passes through.
+    """
+
+    def __init__(self, table: Table, names: Mapping[int, str], entry: Entry | None = None) -> None:
+        super().__init__()
+        self.table, self.names, self.entry = table, names, entry
+        self.unruled: dict[str, str] = {}
+        self.entered: Tensor | None = None
+        self._counts = {"norm": 0, "linear": 0}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args = tuple(map(constant, args))
+        kwargs = {key: constant(value) for key, value in kwargs.items()} if kwargs else {}
+        name, fresh, inplace = spelled(func)
+        if self.entry is not None and self.entered is None:
+            self.look_for_entry(name, args)
+        ruled = name in self.table.rules
+        rule = self.table.rules[name] if ruled else None if name in self.table.plain else self.table.other
+        if rule is None or not any(map(carries, tensors_in((*args, *kwargs.values())))):
+            out = func(*args, **kwargs)
+            if inplace:
+                set_root(args[0], None)
+        elif kwargs.pop("inplace", False) or inplace:
+            out = overwritten(args[0], rule(fresh, *args, **kwargs))
+        else:
+            out = rule(fresh, *args, **kwargs)
+        if (name not in self.table.plain and not ruled) or name in self.table.noted:
+            self.note(name, out)
+        return out
+
+    def look_for_entry(self, name: str, args: tuple[Any, ...]) -> None:
+        """Count as `Capture` does."""
+        kind = "norm" if name in ("layer_norm", "rms_norm") else name
+        if kind in self._counts:
+            self._counts[kind] += 1
+            if (kind, self._counts[kind]) == self.entry:
+                self.entered = args[0]
+
+    def note(self, name: str, out: Any) -> None:
+        """A function without a rule: remember it, should relevance pass through it."""
+        parts = [part for part in tensors_in((out,)) if part.requires_grad]
+        where = caller(self.names) if parts else ""
+        for part in parts:
+            part.register_hook(noting(self.unruled, name, where))  # type: ignore[no-untyped-call]
+
+
+def noting(unruled: dict[str, str], name: str, where: str) -> Callable[[Tensor], None]:
+    def hook(grad: Tensor) -> None:
+        unruled.setdefault(name, where)
+
+    return hook
+
+
+def warn_of(rules: Rules, module: nn.Module, model: str) -> None:
+    """Say, once for each model, which functions have no rule."""
+    if rules.unruled and module not in _WARNED:
+        _WARNED.add(module)
+        listed = ", ".join(f"torch.{name} (in {where or 'its own code'})" for name, where in rules.unruled.items())
+        said = f"{model}: no relevance rule for {listed}; {rules.table.instead} is used"
+        warnings.warn(said, RuleWarning, stacklevel=3)
+
+
+@cache
+def spelled(func: Any) -> tuple[str, Function, bool]:
+    """A function's one name, the form of it that makes a new tensor, and whether it works in place."""
+    full = str(getattr(func, "__name__", "")).split(".")[0]
+    name = full.strip("_")
+    if full.startswith("__") and name in IN_PLACE:
+        return IN_PLACE[name], getattr(Tensor, IN_PLACE[name]), True
+    if full == "__setitem__":
+        return name, func, True
+    if full.endswith("_") and not full.startswith("_"):
+        home: Any = Tensor if hasattr(Tensor, name) else F
+        return name, getattr(home, name, func), True
+    return SPELLINGS.get(name, name), func, False
+
+
+def constant(value: Any) -> Any:
+    """Parameters carry no signal."""
+    kind = type(value)
+    if kind is Tensor:  # most are: asked first, for this is part of every function of a run
+        return value
+    if kind in (list, tuple):
+        return kind(map(constant, value))
+    return value.detach() if issubclass(kind, Tensor) and isinstance(value, nn.Parameter) else value
+
+
+def carries(value: Any) -> bool:
+    """Is this a tensor that depends on the image?"""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors among arguments, also those in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+def overwritten(t: Tensor, new: Tensor) -> Tensor:
+    """t with new values; what others have kept of it (but for the whole of which it is a part) stays as it was."""
+    if not t._is_view():
+        t.data = torch.empty_like(t)
+    out = t.copy_(new)
+    set_root(out, getattr(new, ROOT, None))
+    return out
+
+
+def root_of(t: Tensor) -> Tensor:
+    root: Tensor = getattr(t, ROOT, t)
+    return root
+
+
+def set_root(t: Any, root: Tensor | None) -> None:
+    """Mark `t` as an elementwise function of `root` (None, or `t` as it was before: of nothing but itself)."""
+    if root is not None and root is not t:
+        setattr(t, ROOT, root)
+    elif hasattr(t, ROOT):
+        delattr(t, ROOT)

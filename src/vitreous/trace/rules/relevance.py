@@ -1,0 +1,462 @@
+"""Rules in relevance form: the backward pass carries the relevance R itself (Chefer, CVPR 2021).
+
+linear      z = x⁺w⁺ + x⁻w⁻              R_x = x⁺·(w⁺S) + x⁻·(w⁻S)        S = R/z, without bias (α = 1, β = 0)
+product     z = a·b                      R_a = a·∂z/∂a·S / 2, R_b alike
+attention   O = A·V, A = softmax(Z)      two products, R_Z = R_A
+sum         z = a + b                    a·S and b·S, rescaled to |Σa·S| : |Σb·S| and, together, ΣR
+mean …      z linear in x                R_x = x·∂z/∂x·S
+all else    activations, norms, softmax, a scale: R_x = R
+
+Every ruled function also keeps its plain gradient: a `Switch` says which of the two a backward pass carries.
+
+What makes relevance ill-conditioned is a sum near zero, which R is divided by: z = a + b, and Q·Kᵀ. So the run and the
+gradient need float64. An error of R itself is not much enlarged: the linear layers on both sides of an activation work
+their R out in float32. Those around an attention do not, for what comes out of Q·Kᵀ is large and of both signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vitreous.capture.attention import sum_of, widen
+from vitreous.capture.capture import additive
+from vitreous.trace.rules.gradient import ACTIVATIONS, GATES, HOMOGENEOUS, PRODUCTS, scale
+from vitreous.trace.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, constant, tensors_in, words
+
+TINY = 1e-9  # what keeps R/z from dividing by zero, as published
+PART = 96  # terms of a sum that are added up in float32
+DOWN = words("to float half bfloat16 type type_as")
+NORMS = words("layer_norm rms_norm group_norm instance_norm batch_norm normalize")
+LAYER = "_vitreous_layer"  # on what a linear layer made: the layer
+ACTIVE = "_vitreous_active"  # on what an activation made
+CALL = "_vitreous_call"  # on what an attention made: the attention
+Shares = Callable[[Tensor], tuple[Tensor, ...]]  # R of an output -> R of every input, or gradients alike
+
+
+class Switch:
+    """What a backward pass carries: relevance, or the plain gradient."""
+
+    relevance = False
+
+
+class Turn(torch.autograd.Function):
+    """y, made of signals: relevance goes to them by `shares`, a gradient by `slopes` or, without, to y's own graph."""
+
+    @staticmethod
+    def forward(ctx: Any, switch: Switch, shares: Shares, slopes: Shares | None, y: Tensor, *signals: Tensor) -> Tensor:
+        ctx.switch, ctx.shares, ctx.slopes, ctx.count = switch, shares, slopes, len(signals)
+        ctx.set_materialize_grads(False)
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        (grad,) = grads
+        back = ctx.shares if ctx.switch.relevance else ctx.slopes
+        if grad is None or back is None:
+            return (None, None, None, grad, *[None] * ctx.count)
+        return (None, None, None, None, *back(grad))
+
+
+class Leave(torch.autograd.Function):
+    """z: relevance becomes R/z, which the plain gradient then takes back to the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, switch: Switch, z: Tensor) -> Tensor:
+        ctx.switch = switch
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(z)
+        return z.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        (grad,) = grads
+        return None, divide(grad, ctx.saved_tensors[0]) if grad is not None and ctx.switch.relevance else grad
+
+
+class Enter(torch.autograd.Function):
+    """x: what comes back, times x (and a share), is its relevance."""
+
+    @staticmethod
+    def forward(ctx: Any, switch: Switch, x: Tensor, share: float) -> Tensor:
+        ctx.switch, ctx.share = switch, share
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        (grad,) = grads
+        if grad is not None and ctx.switch.relevance:
+            grad = grad * ctx.saved_tensors[0]
+            grad = grad if ctx.share == 1 else grad.mul_(ctx.share)
+        return None, grad, None
+
+
+def divide(r: Tensor, z: Tensor) -> Tensor:
+    """R/z; nothing where z is zero."""
+    return (r / (z + TINY)).masked_fill_(z == 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+class Chefer:
+    """The rules, for `images` pictures whose axis in a tensor of tokens is `axis`."""
+
+    def __init__(self, images: int, axis: int) -> None:
+        self.images, self.axis, self.switch = images, axis, Switch()
+        self.dense = self.forked = False
+
+    @contextmanager
+    def carrying_relevance(self) -> Iterator[None]:
+        """Backward passes carry relevance within, gradients after."""
+        self.switch.relevance, self.dense, self.forked = True, False, False
+        try:
+            yield
+        finally:
+            self.switch.relevance = False
+
+    @property
+    def table(self) -> Table:
+        rules: dict[str, Rule] = dict.fromkeys((LINEAR | HOMOGENEOUS) - SHAPE, self.simple)
+        rules |= dict.fromkeys(GATES | NORMS | words("pow neg softmax"), self.identity)
+        rules |= dict.fromkeys(ACTIVATIONS, self.activate)
+        rules |= dict.fromkeys(words("rsqrt reciprocal rtruediv rdiv"), scale)
+        rules |= dict.fromkeys(words("conv1d conv2d conv3d"), self.convolve)
+        rules |= dict.fromkeys(PRODUCTS, self.product)
+        rules |= {"linear": self.linear, "scaled_dot_product_attention": self.attend}
+        rules |= {"add": self.add, "sub": self.sub, "rsub": self.swapped_sub}
+        rules |= {"mul": self.multiply, "div": self.quotient}
+        return Table("chefer", rules, SHAPE, "input times gradient over output", self.other)
+
+    def turn(self, y: Tensor, shares: Shares, *signals: Tensor, slopes: Shares | None = None) -> Tensor:
+        out: Tensor = Turn.apply(self.switch, shares, slopes, y, *signals)
+        return out
+
+    def identity(self, func: Function, *args: Any, **kwargs: Any) -> Tensor:
+        """R_x = R, of the first signal."""
+        x = next(t for t in args if carries(t))
+        shape = x.shape
+        return self.turn(func(*args, **kwargs), lambda r: (r.sum_to_size(shape),), x)
+
+    def activate(self, func: Function, *args: Any, **kwargs: Any) -> Tensor:
+        """R_x = R; the linear layers on both sides are light."""
+        layer: Linear | None = getattr(next(t for t in args if carries(t)), LAYER, None)
+        if layer is not None:
+            layer.light = True
+        out = self.identity(func, *args, **kwargs)
+        setattr(out, ACTIVE, True)
+        return out
+
+    def simple(self, func: Function, *args: Any, **kwargs: Any) -> Any:
+        """R_x = x·∂z/∂x·R/z."""
+        return self.shared(func, 1.0, *args, **kwargs)
+
+    def other(self, func: Function, *args: Any, **kwargs: Any) -> Any:
+        """The same, for a function that nobody knows (many return no tensor at all)."""
+        out = func(*args, **kwargs)
+        return self.simple(func, *args, **kwargs) if any(map(carries, tensors_in((out,)))) else out
+
+    def shared(self, func: Function, share: float, *args: Any, **kwargs: Any) -> Any:
+        return self.left(func(*(self.entered(arg, share) for arg in args), **kwargs))
+
+    def entered(self, value: Any, share: float) -> Any:
+        if isinstance(value, list | tuple):
+            return [self.entered(item, share) for item in value]
+        return Enter.apply(self.switch, value, share) if carries(value) else value
+
+    def left(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [self.left(item) for item in value]
+        return Leave.apply(self.switch, value) if carries(value) else value
+
+    def product(self, func: Function, *args: Any, **kwargs: Any) -> Any:
+        """Every factor gets an equal share; a constant factor is a weight."""
+        factors = list(tensors_in(args))
+        if len(factors) != 2 or all(map(carries, factors)):
+            return self.shared(func, 1 / sum(map(carries, factors)), *args, **kwargs)
+        x, weight = sorted(factors, key=carries, reverse=True)
+
+        def apply(one: Tensor, other: Tensor) -> Tensor:
+            made: Tensor = func(*exchanged(args, {id(x): one, id(weight): other}), **kwargs)
+            return made
+
+        return self.positive(apply, func(*args, **kwargs), x, weight)
+
+    def multiply(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
+        """Elementwise: R passes by a scale; two signals share it."""
+        if carries(input) and carries(other):
+            out: Tensor = self.shared(func, 0.5, input, other, **kwargs)
+            return out
+        return self.identity(func, input, other, **kwargs)
+
+    def quotient(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
+        """R passes by a denominator."""
+        other = other.detach() if isinstance(other, Tensor) else other
+        if carries(input):
+            return self.identity(func, input, other, **kwargs)
+        out: Tensor = func(input, other, **kwargs)
+        return out
+
+    def add(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
+        return self.plus(func(input, other, **kwargs), input, other, kwargs.get("alpha", 1.0))
+
+    def sub(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
+        """a − b."""
+        return self.plus(func(input, other, **kwargs), input, other, -kwargs.get("alpha", 1.0))
+
+    def swapped_sub(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
+        """b − a."""
+        return self.plus(func(input, other, **kwargs), other, input, -kwargs.get("alpha", 1.0))
+
+    def plus(self, y: Tensor, a: Any, b: Any, alpha: float | int) -> Tensor:
+        """y = a + α·b."""
+        if not (carries(a) and carries(b)):
+            return self.identity(lambda *_: y, a, b)
+        parts = a.detach(), b.detach() * alpha if alpha != 1 else b.detach()
+        z = y.detach()
+
+        def shares(r: Tensor) -> tuple[Tensor, ...]:
+            if self.forked:
+                whole = z + TINY
+                r = (r / whole).mul_(z)  # as published: z is read twice, and what comes back is z·(R/z + R′/z)
+                total = self.by_image(r)
+                s = r.div_(whole)
+            else:
+                total, s = self.by_image(r), divide(r, z)
+            self.forked = True  # all but the last sum are read by a branch and by the next sum
+            found = [(part * s).sum_to_size(part.shape) for part in parts]
+            sums = [self.by_image(t) for t in found]
+            size = sums[0].abs() + sums[1].abs()
+            factors = [divide(divide(one.abs(), size) * total, one) for one in sums]
+            return tuple(t.mul_(self.spread(factor, t)) for t, factor in zip(found, factors))
+
+        return self.turn(y, shares, a, b)
+
+    def by_image(self, t: Tensor) -> Tensor:
+        """Σ for each image, [B] (or of all, where a tensor does not hold them apart)."""
+        axis = self.axis if t.ndim == 3 else 0
+        return (
+            t.movedim(axis, 0)
+            .reshape(self.images if t.shape[axis] % self.images == 0 else 1, -1)
+            .sum(1, dtype=torch.promote_types(t.dtype, torch.float32))
+        )
+
+    def spread(self, values: Tensor, t: Tensor) -> Tensor:
+        """[B] to the axes of t."""
+        axis = self.axis if t.ndim == 3 else 0
+        repeated = values[:, None].expand(-1, t.shape[axis] // len(values)).reshape(-1)
+        return repeated.view([-1 if i == axis else 1 for i in range(t.ndim)])
+
+    def linear(self, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A weight that is a signal itself is a factor."""
+        if carries(weight):
+            out: Tensor = self.shared(func, 0.5, input, weight, bias)
+            return out
+        with torch.no_grad():
+            y: Tensor = func(input, weight, bias)
+        layer = Linear(input.detach(), y, weight, bias, light=hasattr(input, ACTIVE))
+
+        def shares(r: Tensor) -> tuple[Tensor, ...]:
+            rows = self.read_rows(r)
+            if rows is Ellipsis:
+                return (layer.shares(r),)
+            whole = torch.zeros_like(layer.x)
+            whole[rows] = layer.shares(r[rows], rows).to(whole.dtype)
+            return (whole,)
+
+        out = self.turn(y, shares, input, slopes=layer.slopes)
+        setattr(out, LAYER, layer)
+        return out
+
+    def read_rows(self, r: Tensor) -> Any:
+        """The rows of R that are not zero, while they are few (the head reads one token); else all, from there on."""
+        if self.dense or r.ndim < 3 or r.is_cuda:  # to ask a GPU is to wait for it
+            return ...
+        rows = r.ne(0).any(-1)
+        self.dense = int(rows.sum()) * 2 >= rows.numel()
+        return ... if self.dense else rows
+
+    def convolve(
+        self, func: Function, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        def apply(x: Tensor, w: Tensor) -> Tensor:
+            made: Tensor = func(x, w, None, *args, **kwargs)
+            return made
+
+        return self.positive(apply, func(input, weight, bias, *args, **kwargs), input, weight)
+
+    def positive(self, apply: Callable[[Tensor, Tensor], Tensor], y: Tensor, signal: Tensor, weight: Tensor) -> Tensor:
+        """As `linear`, for any y that is linear in x and in a weight, through torch's own gradients."""
+        x = signal.detach()
+
+        def shares(r: Tensor) -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                leaves = x.clone().requires_grad_(), x.abs().requires_grad_()
+                parts = apply(leaves[0], weight), apply(leaves[1], weight.abs())
+            s = divide(r, (parts[0] + parts[1]).detach() / 2)
+            found = torch.autograd.grad(parts, leaves, (s, s))
+            return ((found[0] * x + found[1] * x.abs()) / 2,)
+
+        return self.turn(y, shares, signal)
+
+    def attend(
+        self,
+        func: Function,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Two products and a softmax: at once where all three are signals, else each with its rule."""
+        if enable_gqa:
+            key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        bias = additive(attn_mask, is_causal, query, key)
+        if carries(bias) or not all(map(carries, (query, key, value))):
+            scores = self.product(torch.matmul, query, key.mT)
+            a = self.identity(lambda z: (z * factor if bias is None else z * factor + bias).softmax(-1), scores)
+            return self.product(torch.matmul, a, value)  # type: ignore[no-any-return]
+        call = Attended(query.detach(), key.detach(), value.detach(), factor, bias)
+        if query.dtype == torch.float64:
+            out = self.turn(call.run(), call.shares, query, key, value, slopes=call.slopes)
+        else:
+            y = func(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+            call.out = y.detach()
+            out = self.turn(y, call.shares, query, key, value)
+        setattr(out, CALL, call)
+        return out
+
+
+class Linear:
+    """y = x·w + b, on the way back: R_x = x⁺·(w⁺S) + x⁻·(w⁻S), S = R/z, z = (x·w + |x|·|w|)/2."""
+
+    def __init__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, light: bool) -> None:
+        self.x, self.y, self.weight, self.bias = x, y, weight, bias
+        self.light = light  # may R be worked out in float32?
+
+    def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
+        return (grad.to(self.weight.dtype) @ self.weight,)
+
+    def shares(self, r: Tensor, rows: Any = ...) -> Tensor:
+        shape, dtype = self.x[rows].shape, self.x.dtype
+        dtype = torch.float32 if self.light and dtype == torch.float64 else dtype
+        x, y, r = (t.reshape(-1, t.shape[-1]) for t in (self.x[rows], self.y[rows], r))
+        x, w = x.to(dtype), self.weight.to(dtype)
+        s = self.over(r, y, self.sized(x.abs(), w.abs().T)).to(dtype)
+        w = w * 2
+        return (s @ w.clamp_min(0)).mul_(x.clamp_min(0)).addcmul_(s @ w.clamp_max(0), x.clamp_max(0)).view(shape)
+
+    def sized(self, x: Tensor, w: Tensor) -> Tensor:
+        """|x|·|w| − b; of what is above zero long sums lose most, so float32 adds them up by parts, in float64."""
+        least = 2 * TINY - (w.new_zeros(w.shape[1]) if self.bias is None else self.bias)
+        if x.dtype == self.x.dtype or len(w) < w.shape[1]:
+            return torch.addmm(least.to(w.dtype), x, w)
+        parts = zip(torch.split(x, PART, 1), torch.split(w, PART))
+        return sum_of((part @ other).double() for part, other in parts).add_(least)
+
+    def over(self, r: Tensor, y: Tensor, size: Tensor) -> Tensor:
+        """R/2z."""
+        twice = size.add_(y.to(size.dtype))
+        if size.dtype != torch.float64:
+            torch.threshold_(twice, 0.0, torch.inf)  # z is above zero, but for rounding
+        return torch.div(r.to(size.dtype), twice, out=twice)
+
+
+class Attended:
+    """O = A·V, A = softmax(Z + bias), Z = c·Q·Kᵀ, and both ways back.
+
+    gradient     dA = dO·Vᵀ,  dV = Aᵀ·dO,  dZ = A ⊙ (dA − Σ A ⊙ dA),  dQ = c·dZ·K,  dK = c·dZᵀ·Q
+    relevance    S = R/2O,  R_A = A ⊙ S·Vᵀ,  R_V = V ⊙ Aᵀ·S,  T = c·R_A/2Z,  R_Q = Q ⊙ T·K,  R_K = K ⊙ Tᵀ·Q
+    """
+
+    out: Tensor
+    kept: tuple[Tensor, Tensor]  # Z, with a little to divide by, and A
+    da: Tensor | None = None  # what the last passes found
+    ra: Tensor | None = None
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, c: float, bias: Tensor | None) -> None:
+        self.q, self.k, self.v, self.c, self.bias = q, k, v, c, bias
+
+    def run(self) -> Tensor:
+        """O; Z and A are kept."""
+        z, a = self.weights()
+        self.kept, self.out = (z.add_(self.c * TINY), a), a @ self.v
+        return self.out
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Z and A, at least float32."""
+        z = (widen(self.q) * self.c) @ widen(self.k).mT
+        return z, (z if self.bias is None else z + self.bias).softmax(-1)
+
+    def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
+        _, a = self.kept
+        da = grad @ self.v.mT
+        self.da = da.float()
+        dz = torch._softmax_backward_data(da, a, -1, a.dtype)
+        return (dz @ self.k).mul_(self.c), (dz.mT @ self.q).mul_(self.c), a.mT @ grad
+
+    def shares(self, r: Tensor) -> tuple[Tensor, ...]:
+        z, a = self.kept if hasattr(self, "kept") else self.weights()
+        q, k, v, a = self.q, self.k, self.v, a.to(self.v.dtype)
+        s = (r / (widen(self.out) + TINY)).mul_(0.5).to(v.dtype)
+        ra = (s @ v.mT).mul_(a)
+        self.ra = ra.float() if ra.dtype == torch.float64 else ra.clone()
+        t, c = self.over(ra, z), self.c / 2
+        return (t @ k).mul_(q).mul_(c), (t.mT @ q).mul_(k).mul_(c), (a.mT @ s).mul_(v)
+
+    def over(self, ra: Tensor, z: Tensor) -> Tensor:
+        """R_A/Z, in place; nothing where Z is zero, which in float64 no Z is by chance."""
+        if ra.dtype == torch.float64:
+            return ra.div_(z)
+        return torch.div(ra, z, out=ra).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def exchanged(values: Any, new: dict[int, Tensor]) -> Any:
+    """Arguments with other tensors in their places."""
+    if isinstance(values, list | tuple):
+        return [exchanged(value, new) for value in values]
+    return new.get(id(values), values)
+
+
+# --------------------------------------------------------------------------------------------------------- precision
+
+
+class Cast(TorchFunctionMode):
+    """All in one precision, whatever the model's: parameters are cast as they are used, its own casts are ignored."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tuple(map(self.cast, args)), {key: self.cast(value) for key, value in (kwargs or {}).items()}
+        if getattr(func, "__name__", "") in DOWN and isinstance(args[0], Tensor) and args[0].dtype == self.dtype:
+            return self.moved(func, args, kwargs)
+        if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
+            kwargs["dtype"] = self.dtype
+        return self.cast(func(*args, **kwargs))
+
+    def moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A cast to another precision is none; one to whole numbers, or to another device, is."""
+        out = func(*args, **kwargs)
+        return args[0].to(out.device) if isinstance(out, Tensor) and out.is_floating_point() else out
+
+    def cast(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
+            return constant(value).to(self.dtype)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.cast, value))
+        return value

@@ -1,0 +1,120 @@
+"""Replayed graphs: what they depend on, and that nothing changes where there is no CUDA."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import zoo
+from conftest import off
+from machine import ROUNDING
+
+import vitreous
+from vitreous import Model
+from vitreous.registry import METHODS
+from vitreous.trace.cuda_graphs import QUIET, key_of, numbers_of, replays
+from vitreous.trace.target import Class, Contrast, Numbered, Target, Top
+
+
+def test_without_cuda_nothing_is_replayed() -> None:
+    model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
+    plain = vitreous.explain(model, images, "gae", 1).map
+    with vitreous.replay():
+        for _ in range(3):
+            assert off(vitreous.explain(model, images, "gae", 1).map, plain) <= ROUNDING
+        assert replays("gae", {}, images, Class(1)) is None
+
+
+class Card(torch.Tensor):
+    """Images that say they are on a GPU."""
+
+    is_cuda = True
+
+
+def test_what_may_be_replayed() -> None:
+    images = torch.zeros(2, 3, 8, 8).as_subclass(Card)
+    usual = METHODS["rollout"].check({})
+    assert replays("rollout", usual, images, Top(1)) is None, "only within the context"
+    with vitreous.replay():
+        assert replays("rollout", usual, images, Top(1)) is not None
+        assert replays("cdam", METHODS["cdam"].check({}), images, Class((1, 2))) is not None
+        assert replays("rollout", METHODS["rollout"].check({"discard": 0.5}), images, Top(1)) is None
+        assert replays("cdam", METHODS["cdam"].check({"variant": "smooth"}), images, Class(1)) is None
+        assert replays("gae", {}, images, Contrast(Class(1), Class(2))) is None
+        assert replays("token_ablation", METHODS["token_ablation"].check({}), images, Class(1)) is not None
+        assert replays("occlusion", {}, images, Class(1)) is None
+        assert replays("gae", {}, images, Class(1), Top(2)) is not None
+        assert replays("gae", {}, images, Class(1), Contrast(Class(1), Class(2))) is None
+    assert set(QUIET) <= set(METHODS)
+
+
+def test_numbers_on_the_device_mean_the_same_classes() -> None:
+    output = torch.randn(3, 7)
+    asked = Numbered(torch.tensor([4, 0, 6]))
+    assert torch.equal(asked(output, output), Class((4, 0, 6))(output, output))
+    assert torch.equal(Numbered(torch.tensor([4]))(output, output), Class(4)(output, output))
+    assert [numbers_of(one, 3) for one in (Class(5), Class((4, 0, 6)), Class((2,)), Top(1))] == [
+        [5, 5, 5],
+        [4, 0, 6],
+        [2, 2, 2],
+        [0, 0, 0],
+    ]
+
+
+def test_a_graph_belongs_to_the_tensors_of_a_network() -> None:
+    net = copy.deepcopy(zoo.network("timm ViT"))
+    model, images = Model(net), zoo.images("timm ViT")
+
+    def key(*targets: Target) -> object:
+        return key_of("gae", {}, model, images, *(targets or (Class(1),)))
+
+    first = key()
+    assert key(Class((2, 3, 4))) == first, "numbers of classes are put in"
+    assert key(Top(1)) != first and key(Top(2)) != key(Top(1))
+    assert key(Class(1), Class(2)) != first and key(Class(1), Top(2)) == key(Class(3), Top(2))
+    with torch.no_grad():
+        net.head.weight.mul_(2)
+    assert key() == first, "weights may change in place"
+    net.head.weight = torch.nn.Parameter(net.head.weight.detach().clone())
+    assert key() != first
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", QUIET)
+def test_replayed_maps_are_those_of_plain_runs(method: str) -> None:
+    model = Model(copy.deepcopy(zoo.network("timm ViT")).cuda())
+    images, others = (torch.randn(3, 3, 64, 64, device="cuda") for _ in range(2))
+    plain = [vitreous.explain(model, x, method, target) for x, target in ((others, [1, 2, 3]), (others, None))]
+    with vitreous.replay():
+        for target in (1, None):
+            for _ in range(3):
+                vitreous.explain(model, images, method, target)
+        again = [vitreous.explain(model, others, method, target) for target in ([1, 2, 3], None)]
+    for one, other in zip(again, plain):
+        assert torch.allclose(one.map, other.map, rtol=1e-4, atol=1e-6)
+        assert one.target == other.target
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", [name for name in QUIET if METHODS[name].several])
+def test_several_targets_are_one_replay(method: str, dtype: torch.dtype) -> None:
+    model = Model(copy.deepcopy(zoo.network("timm ViT")).to("cuda", dtype))
+    images, others = (torch.randn(3, 3, 64, 64, device="cuda", dtype=dtype) for _ in range(2))
+    asked = [[1, 2, 3], "top-2", 5]
+    plain = [vitreous.explain(model, others, method, target) for target in asked]
+    near = 1e-4 if dtype == torch.float32 else 5e-2
+    for together in (vitreous.explain_targets(model, others, method, asked), replayed(model, images, others, method)):
+        for one, other in zip(together, plain, strict=True):
+            assert (one.map - other.map).abs().max() <= near * other.map.abs().max()
+            assert one.target == other.target
+
+
+def replayed(model: Model, images: torch.Tensor, others: torch.Tensor, method: str) -> list[vitreous.Attribution]:
+    with vitreous.replay():
+        for _ in range(3):
+            vitreous.explain_targets(model, images, method, [0, "top-2", [4, 5, 6]])
+        found = replays(method, METHODS[method].check({}), images, Class(0))
+        assert found is not None and len(found.graphs) == 1
+        return vitreous.explain_targets(model, others, method, [[1, 2, 3], "top-2", 5])
