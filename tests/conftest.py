@@ -45,8 +45,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
-def pytest_report_header() -> list[str]:
-    return [AMX_NOTICE] if AMX_NOTICE else []
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if AMX_NOTICE:
+        terminalreporter.write_line(f"note: {AMX_NOTICE}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

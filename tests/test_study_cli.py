@@ -66,7 +66,7 @@ def test_cass_says_what_it_found_and_leaves_figures(run: Run, album: Path) -> No
     assert list(told["failed"]) == ["cat/3.png"] and told["finished"] and told["models"]["small"]["lead"]
 
 
-@pytest.mark.parametrize("kind", ["leaderboard", "maps", *rare("spread", "compare")])
+@pytest.mark.parametrize("kind", ["maps", *rare("leaderboard", "spread", "compare")])
 def test_the_other_kinds(run: Run, album: Path, kind: str) -> None:
     more: tuple[Any, ...] = () if kind == "spread" else ("-x", "attention,gae")
     more += ("--metrics", "sparsity,token_deletion") if kind == "leaderboard" else ()
