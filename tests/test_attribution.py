@@ -19,7 +19,7 @@ from PIL import Image
 import vitreous
 from vitreous import Attribution, Model, registry
 from vitreous._support.files import FIGURES
-from vitreous.attribution import Views, join
+from vitreous.attribution import Views, join, save_arrays
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.preprocess import IMAGENET, default
 
@@ -30,7 +30,7 @@ def made(count: int = 3, **changes: Any) -> Attribution:
     usual: dict[str, Any] = {
         "method": "rollout",
         "options": {"discard": 0.9},
-        "target": None,
+        "targets": (None,) * count,
         "model": "m",
         "signed": True,
     }
@@ -101,14 +101,21 @@ def test_images_one_by_one() -> None:
 
 
 def test_each_image_keeps_its_own_target() -> None:
-    assert [one.target for one in made(target="5;6;7")] == ["5", "6", "7"]
-    assert [one.target for one in made(target="5")] == ["5", "5", "5"]
-    assert [one.target for one in made(target="1;2")] == ["1;2"] * 3, "not one for each"
-    assert made().targets == [None] * 3
-    assert made(target="5-1;6-2;7-3").targets == ["5-1", "6-2", "7-3"]
-    assert made(target="5;6;7-1").targets == ["5", "6", "7-1"]
-    assert made(target="top-1;neuron:2;concept:red").targets == ["top-1", "neuron:2", "concept:red"]
-    assert made(target="text:red; green; blue").targets == ["text:red; green; blue"] * 3
+    assert [one.target for one in made(targets=("5", "6", "7"))] == ["5", "6", "7"]
+    assert [one.targets for one in made(targets=("5", "6", "7"))] == [("5",), ("6",), ("7",)]
+    assert [one.target for one in made(targets=("5",) * 3)] == ["5", "5", "5"]
+    assert made().targets == (None,) * 3 and made().target is None
+    assert made(targets=("5-1", "6-2", "7-3")).target == "5-1;6-2;7-3"
+    assert made(targets=("text:red; green; blue",) * 3).targets == ("text:red; green; blue",) * 3
+    with pytest.raises(TargetError, match="2 targets for 3 maps"):
+        made(targets=("1", "2"))
+
+
+def test_files_of_the_first_version_keep_their_targets(tmp_path: Path) -> None:
+    for joined, expected in (("5;6;7", ("5", "6", "7")), ("5", ("5",) * 3), ("text:a;b;c", ("text:a;b;c",) * 3)):
+        told = {key: value for key, value in made().provenance.items() if key != "targets"} | {"target": joined}
+        save_arrays(tmp_path / "old.npz", {"map": made().map.numpy(), "provenance": json.dumps(told)})
+        assert Attribution.load(tmp_path / "old.npz").targets == expected
 
 
 def test_each_image_keeps_its_own_name(small: Model, shots: list[Path]) -> None:
@@ -168,7 +175,7 @@ def test_the_map_can_be_made_again_from_its_provenance(small: Model, cat: Path) 
 
 
 def test_npz_round_trip(tmp_path: Path) -> None:
-    one = made(target="5;6;7", notes={"score": [1.0, 2.0, 3.0]})
+    one = made(targets=("5", "6", "7"), notes={"score": [1.0, 2.0, 3.0]})
     path = one.save(tmp_path / "new" / "folder" / "maps.npz")
     back = Attribution.load(path)
     assert path == tmp_path / "new" / "folder" / "maps.npz"
@@ -326,14 +333,14 @@ def test_one_bad_picture_among_many_is_named(small: Model, shots: list[Path]) ->
 
 def test_joined_batches_keep_their_targets_and_notes() -> None:
     parts = [
-        made(2, target="5;5", notes={"score": [1, 2], "layers": 3}),
-        made(1, target="5", notes={"score": [9], "layers": 3}),
+        made(2, targets=("5", "5"), notes={"score": [1, 2], "layers": 3}),
+        made(1, targets=("5",), notes={"score": [9], "layers": 3}),
     ]
     whole = join(parts)
     assert whole.target == "5", "the same for all"
     assert whole.notes == {"score": [1, 2, 9], "layers": 3}
     assert len(whole) == 3
-    assert join([made(2, target="5;6"), made(1, target="5")]).targets == ["5", "6", "5"]
+    assert join([made(2, targets=("5", "6")), made(1, targets=("5",))]).targets == ("5", "6", "5")
     assert join([made(2), made(2)]).target is None
     assert join(parts[:1]) is parts[0]
 

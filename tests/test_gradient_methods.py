@@ -403,7 +403,7 @@ def test_the_best_class_stays_while_the_image_changes() -> None:
     for method, options in (("smoothgrad", {"samples": 2}), ("integrated_gradients", {"steps": 3}), ("cdam", {})):
         ours = vitreous.explain(model, images, method, **options)
         assert off(ours.map, vitreous.explain(model, images, method, best, **options).map) <= ROUNDING
-        assert ours.target == ";".join(map(str, best))
+        assert ours.targets == tuple(map(str, best))
 
 
 def test_several_targets_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,13 +56,15 @@ def photo(width: int = 96, height: int = 96) -> Image.Image:
 def attribution(method: str = "rollout", *, count: int = 1, seed: int = 0, **changes: Any) -> Attribution:
     maps = np.random.default_rng(seed).random((count, 14, 14), np.float32) * 0.01
     views = Views([photo() for _ in range(count)], Preprocess(whole_picture, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
-    made = Attribution(torch.from_numpy(maps), method, {}, None, "deit_tiny_patch16_224", False, views=views)
+    made = Attribution(
+        torch.from_numpy(maps), method, {}, (None,) * len(maps), "deit_tiny_patch16_224", False, views=views
+    )
     return replace(made, **changes)
 
 
 def signed(method: str = "cdam", **changes: Any) -> Attribution:
-    made = attribution(method, target="top-1", **changes)
-    return replace(made, signed=True, map=made.map - 0.005)
+    made = attribution(method, **changes)
+    return replace(made, signed=True, map=made.map - 0.005, targets=("top-1",) * len(made))
 
 
 def luminance(rgb: np.ndarray) -> np.ndarray:
@@ -332,7 +334,7 @@ def test_many_images_are_named_and_counted(count: int) -> None:
 
 
 def test_each_image_has_its_own_target() -> None:
-    told = words(attribution_figure(replace(signed(count=3), target="7;8;9")))
+    told = words(attribution_figure(replace(signed(count=3), targets=("7", "8", "9"))))
     assert [word for word in told if "target" in word] == [f"image {i} · target {7 + i}" for i in range(3)]
 
 
@@ -376,7 +378,7 @@ def test_an_explanation_needs_neither_photo_nor_heads() -> None:
     with pytest.raises(InputError, match="no attribution"):
         explanation_figure([[None]])
     with pytest.raises(InputError, match="nothing to draw"):
-        attribution_figure(attribution(map=torch.zeros(0, 14, 14)))
+        attribution_figure(attribution(map=torch.zeros(0, 14, 14), targets=()))
 
 
 def test_a_shared_picture_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,3 +242,22 @@ def test_a_list_may_hold_any_targets_and_its_string_comes_back(model: Model) -> 
 def test_a_contrast_with_the_best_class_is_stored_image_by_image() -> None:
     output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
     assert str(fix(Contrast(Top(1), Class(2)), output)) == "1-2;0-2"
+
+
+def test_a_text_for_each_image_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured again from the attribution, each image is asked its own text; a text may hold any sign."""
+    model, images = zoo.model("open_clip ViT-B-32"), zoo.images("open_clip ViT-B-32")[:2]
+
+    def embed(model: Model, prompt: str) -> torch.Tensor:
+        return torch.randn(16, generator=torch.Generator().manual_seed(len(prompt)))
+
+    monkeypatch.setattr("vitreous.trace.parse_target.embed_text", embed)
+    texts = ["text:a dog; brown", "text:a cat"]
+    found = vitreous.explain(model, images, "gradient", texts)
+    assert found.targets == ("text:a dog; brown", "text:a cat")
+    assert [one.targets for one in found] == [(texts[0],), (texts[1],)]
+    ours, expected = (
+        vitreous.evaluate(model, images, given, "deletion", target, steps=3).curve
+        for given, target in ((found, None), (found.map, texts))
+    )
+    assert torch.allclose(ours, expected, atol=1e-5)

@@ -17,16 +17,16 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous._support.files import FIGURES, write_whole
-from vitreous.errors import InputError, OptionError, one_line
+from vitreous.errors import InputError, OptionError, TargetError, one_line
 from vitreous.images import pictures
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.model import Model
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, refuse
 from vitreous.trace.parse_target import listed
-from vitreous.trace.target import fix
+from vitreous.trace.target import Target, fix, of_image
 from vitreous.trace.trace import Trace
-from vitreous.types import Map
+from vitreous.types import Map, Output
 from vitreous.version import VERSION
 
 
@@ -69,12 +69,16 @@ class Attribution:
     map: Map
     method: str
     options: Mapping[str, Any]
-    target: str | None  # None: the method does not depend on one
+    targets: tuple[str | None, ...]  # one for each image; None: the method does not depend on one
     model: str
     signed: bool
     notes: Mapping[str, Any] = field(default_factory=dict)
     views: Views | None = field(default=None, repr=False)
     version: str = VERSION
+
+    def __post_init__(self) -> None:
+        if len(self.targets) != len(self.map):
+            raise TargetError(f"{len(self.targets)} targets for {len(self.map)} maps; give one for each map")
 
     def __len__(self) -> int:
         return len(self.map)
@@ -84,17 +88,17 @@ class Attribution:
         index = range(len(self))[index]
         views = None if self.views is None else self.views.only(index)
         notes = {k: v[index : index + 1] if per_image(v, len(self)) else v for k, v in self.notes.items()}
-        target = self.targets[index]
-        return replace(self, map=self.map[index : index + 1], views=views, notes=notes, target=target)
+        targets = self.targets[index : index + 1]
+        return replace(self, map=self.map[index : index + 1], views=views, notes=notes, targets=targets)
 
     def __iter__(self) -> Iterator[Attribution]:
         return (self[i] for i in range(len(self)))
 
     @property
-    def targets(self) -> list[str | None]:
-        """What is explained in each image: "6;7-1" is 6 and 7-1."""
-        each = listed(self.target or "")
-        return list(each) if len(each) == len(self) > 1 else [self.target] * len(self)
+    def target(self) -> str | None:
+        """What is explained, for people: the target that all images share, or "6;7-1" where each has its own."""
+        each = dict.fromkeys(self.targets)
+        return next(iter(each), None) if len(each) < 2 else ";".join(map(str, self.targets))
 
     @property
     def names(self) -> list[str]:
@@ -108,6 +112,7 @@ class Attribution:
             "method": self.method,
             "options": plain(dict(self.options)),
             "target": self.target,
+            "targets": list(self.targets),
             "model": self.model,
             "signed": self.signed,
             "images": self.names,
@@ -163,8 +168,9 @@ class Attribution:
         `name`: which map, where the file holds several, e.g. "rollout".
         """
         maps, told = read_arrays(Path(path), name)
-        keys = ("method", "options", "target", "model", "signed", "notes")
-        return cls(map=maps, version=told["vitreous"], **{key: told[key] for key in keys})
+        keys = ("method", "options", "model", "signed", "notes")
+        targets = told["targets"] if "targets" in told else old_targets(told["target"], len(maps))
+        return cls(map=maps, targets=tuple(targets), version=told["vitreous"], **{key: told[key] for key in keys})
 
     def _repr_png_(self) -> bytes:
         """A figure, for notebooks."""
@@ -200,6 +206,12 @@ def read_arrays(path: Path, name: str | None) -> tuple[Tensor, dict[str, Any]]:
         raise InputError(f"{path}: is not a file of maps written by vitreous ({one_line(error, 80)})") from None
 
 
+def old_targets(joined: str | None, count: int) -> Sequence[str | None]:
+    """The targets of a file of version 0.1, which held them in one string."""
+    each = listed(joined or "")
+    return each if len(each) == count > 1 else [joined] * count
+
+
 def per_image(value: Any, count: int) -> bool:
     return isinstance(value, list | tuple | Tensor) and len(value) == count
 
@@ -227,11 +239,8 @@ def join(parts: Sequence[Attribution]) -> Attribution:
         for key, value in first.notes.items()
         if per_image(value, len(first))
     }
-    each = [target for part in parts for target in part.targets]
-    target = each[0] if len(set(each)) == 1 else ";".join(map(str, each))
-    return replace(
-        first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, target=target
-    )
+    maps, targets = torch.cat([p.map for p in parts]), tuple(target for part in parts for target in part.targets)
+    return replace(first, map=maps, views=views, notes={**first.notes, **notes}, targets=targets)
 
 
 # --------------------------------------------------------------------------------------------------- making them
@@ -257,7 +266,7 @@ def attribute_all(
             map=noted.map,
             method=declared.name,
             options=values,
-            target=None if output is None else str(fix(target, output)),
+            targets=told_targets(target, output, len(trace)),
             model=trace.model.name,
             signed=declared.is_signed(values),
             notes=noted.notes,
@@ -265,3 +274,11 @@ def attribute_all(
         )
         for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
     ]
+
+
+def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:
+    """What is asked of each image, in words that `parse` reads; None where the method does not depend on it."""
+    if output is None:
+        return (None,) * count
+    fixed = fix(target, output)
+    return tuple(str(of_image(fixed, index)) for index in range(count))

@@ -16,7 +16,7 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitreous.attribution import Attribution, Views, save_arrays
+from vitreous.attribution import Attribution, Views, save_arrays, told_targets
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -35,7 +35,7 @@ from vitreous.plot.figure import save_figure
 from vitreous.plot.heads import heads_figure
 from vitreous.registry import METHODS
 from vitreous.trace.apply import choose, images_at_once, refuse
-from vitreous.trace.target import fix, title
+from vitreous.trace.target import title
 from vitreous.trace.trace import Trace
 
 ENDING = ".cass"
@@ -99,7 +99,7 @@ def compare(trace: Trace, target: str | None, values: dict[str, Any], views: Vie
         map=map.detach().float(),
         method=declared.name,
         options=values,
-        target=str(fix(chosen, trace.output)),
+        targets=told_targets(chosen, trace.output, len(trace)),
         model=trace.model.name,
         signed=declared.is_signed(values),
         notes={"cass": scores},

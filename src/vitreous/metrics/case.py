@@ -213,8 +213,10 @@ def join(parts: Sequence[Measured], declared: Metric, values: Mapping[str, Any],
 
 
 def target_of(explained: Any) -> Any:
-    """What an attribution explains."""
-    return explained.target if isinstance(explained, Attribution) else None
+    """What an attribution explains: one target, or one for each image."""
+    if not isinstance(explained, Attribution):
+        return None
+    return explained.targets[0] if len(set(explained.targets)) == 1 else list(explained.targets)
 
 
 def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:

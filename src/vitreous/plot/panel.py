@@ -130,7 +130,7 @@ def legend_height(signed: bool) -> float:
 def heading(sheet: Sheet, attribution: Explained, x: float, y: float, room: float, *, target: bool = False) -> None:
     """The method's name, under it what was asked of it."""
     told = [changed_options(attribution)]
-    if target and attribution.target and ";" not in attribution.target:
+    if target and attribution.target and len(set(attribution.targets)) == 1:
         told.insert(0, f"target {attribution.target}")
     sheet.text(attribution.method, x, y + 0.07, room, HEAD)
     sheet.text(" · ".join(t for t in told if t), x, y + 0.25, room, QUIET)

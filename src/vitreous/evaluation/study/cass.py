@@ -108,7 +108,7 @@ def heads_chart(example: Example, layers: int, model: str) -> Figure:
         torch.from_numpy(np.einsum("lh,lhyx->yx", scores, heads)[None].astype(np.float32)),
         "cass_attention",
         METHODS["cass_attention"].check({}),
-        example.row["target"],
+        (example.row["target"],),
         model,
         signed=False,
     )

@@ -208,7 +208,7 @@ def add_examples(board: Board, study: Rows, places: dict[str, int], asked: str |
                 torch.from_numpy(parts[None].copy()),
                 row["method"],
                 values,
-                row["target"],
+                (row["target"],),
                 board.about.name,
                 METHODS[row["method"]].is_signed(values),
             )
