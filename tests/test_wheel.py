@@ -72,7 +72,7 @@ def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
         "assets/photos/cat.jpg",
         "web/static/index.html",
         "web/API.md",
-        "report/style.css",
+        "evaluation/report/style.css",
         "py.typed",
     ):
         assert f"vitreous/{name}" in held, "or there is nothing to compare with"

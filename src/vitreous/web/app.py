@@ -56,4 +56,5 @@ def inner_app(engine: Engine) -> FastAPI:
         return HTMLResponse(page(app.openapi()))
 
     app.add_route("/{path:path}", Statics().get, methods=["GET", "HEAD"], include_in_schema=False)
+    app.openapi()  # builds all routes now; FastAPI would do so at the first request, beside those of others
     return app
