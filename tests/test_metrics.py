@@ -92,7 +92,7 @@ def score(metric: str, maps: Attribution, name: str = "timm ViT", rows: Any = sl
     given = list(np.array(objects(name) if masks is None else masks)[rows])
     model, images = zoo.model(name), zoo.images(name)[rows]
     needed = given if METRICS[metric].masks else None
-    some = replace(maps, map=maps.map[rows], views=None)
+    some = replace(maps, map=maps.map[rows], targets=tuple(np.array(maps.targets, object)[rows]), views=None)
     return vitreous.evaluate(model, images, some, metric, aim(name), needed, **CHEAP.get(metric, {}))
 
 

@@ -216,7 +216,9 @@ def target_of(explained: Any) -> Any:
     """What an attribution explains: one target, or one for each image."""
     if not isinstance(explained, Attribution):
         return None
-    return explained.targets[0] if len(set(explained.targets)) == 1 else list(explained.targets)
+    each = explained.targets
+    shared = len(set(each)) == 1 and not (each[0] or "").isdigit()  # class numbers are asked of each image
+    return each[0] if shared else list(each)
 
 
 def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:
