@@ -149,7 +149,7 @@ def test_long_sequences_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         ("rollout", {"start_layer": 3}, "start_layer=3 is out of range"),
         ("rollout", {"discard": 1.0}, "rollout.discard=1.0.*less than 1"),
         ("rollout", {"residual": -0.1}, "rollout.residual=-0.1.*greater than or equal to 0"),
-        ("attention", {"layer": True}, "attention.layer=True: is neither true nor false"),
+        ("attention", {"layer": True}, "attention.layer takes a whole number, not True"),
         ("smoothgrad", {"sigma": float("inf")}, "smoothgrad.sigma=inf.*finite"),
         ("rollout", {"discrad": 0.5}, "rollout has no option 'discrad'; did you mean discard"),
     ],

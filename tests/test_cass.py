@@ -260,8 +260,8 @@ def test_bad_pictures_in_a_folder_are_skipped(run: Run, small: Model, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--samples", "0"], "cass_attention.samples=0: Input should be greater than or equal to 1"),
-        (["--space", "moon"], "cass_attention.space='moon': Input should be 'patch' or 'pixel'"),
+        (["--samples", "0"], "cass_attention.samples takes a whole number ≥ 1, not 0"),
+        (["--space", "moon"], "cass_attention.space takes patch or pixel, not 'moon'"),
         (["--target", "cta"], "unknown class 'cta'; did you mean cat"),
         (["--out", "a.png"], "--out a.png: a.png is a file, not a folder"),
         (["--nonsense"], "No such option: --nonsense"),

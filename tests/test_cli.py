@@ -490,8 +490,8 @@ def test_dashes_may_be_typed_for_underscores(run: Run, quick: Model, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-s", "rollout.discard=2"], "rollout.discard=2: Input should be less than 1"),
-        (["-s", "rollout.discard=much"], "rollout.discard='much': Input should be a valid number"),
+        (["-s", "rollout.discard=2"], "rollout.discard takes a number ≥ 0 and < 1, not 2"),
+        (["-s", "rollout.discard=much"], "rollout.discard takes a number, not 'much'"),
         (["-s", "rollout.discrd=0.9"], "rollout has no option 'discrd'; did you mean discard?"),
         (["-s", "rolout.discard=0.9"], "unknown method 'rolout'; did you mean rollout"),
         (["-s", "discard=0.9"], "--set discard=0.9: write method.option=value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from machine import ROUNDING
 import vitreous
 from vitreous import Model
 from vitreous.registry import METHODS
-from vitreous.trace.cuda_graphs import QUIET, key_of, numbers_of, replays
+from vitreous.trace.cuda_graphs import key_of, numbers_of, replays
 from vitreous.trace.target import Class, Contrast, Numbered, Target, Top
+
+QUIET = [one.name for one in METHODS.values() if one.replays]
 
 
 def test_without_cuda_nothing_is_replayed() -> None:
@@ -23,7 +26,7 @@ def test_without_cuda_nothing_is_replayed() -> None:
     with vitreous.replay():
         for _ in range(3):
             assert off(vitreous.explain(model, images, "gae", 1).map, plain) <= ROUNDING
-        assert replays("gae", {}, images, Class(1)) is None
+        assert replays(METHODS["gae"], {}, images, Class(1)) is None
 
 
 class Card(torch.Tensor):
@@ -35,18 +38,52 @@ class Card(torch.Tensor):
 def test_what_may_be_replayed() -> None:
     images = torch.zeros(2, 3, 8, 8).as_subclass(Card)
     usual = METHODS["rollout"].check({})
-    assert replays("rollout", usual, images, Top(1)) is None, "only within the context"
+    assert replays(METHODS["rollout"], usual, images, Top(1)) is None, "only within the context"
     with vitreous.replay():
-        assert replays("rollout", usual, images, Top(1)) is not None
-        assert replays("cdam", METHODS["cdam"].check({}), images, Class((1, 2))) is not None
-        assert replays("rollout", METHODS["rollout"].check({"discard": 0.5}), images, Top(1)) is None
-        assert replays("cdam", METHODS["cdam"].check({"variant": "smooth"}), images, Class(1)) is None
-        assert replays("gae", {}, images, Contrast(Class(1), Class(2))) is None
-        assert replays("token_ablation", METHODS["token_ablation"].check({}), images, Class(1)) is not None
-        assert replays("occlusion", {}, images, Class(1)) is None
-        assert replays("gae", {}, images, Class(1), Top(2)) is not None
-        assert replays("gae", {}, images, Class(1), Contrast(Class(1), Class(2))) is None
-    assert set(QUIET) <= set(METHODS)
+        assert replays(METHODS["rollout"], usual, images, Top(1)) is not None
+        assert replays(METHODS["cdam"], METHODS["cdam"].check({}), images, Class((1, 2))) is not None
+        assert replays(METHODS["rollout"], METHODS["rollout"].check({"discard": 0.5}), images, Top(1)) is None
+        assert replays(METHODS["cdam"], METHODS["cdam"].check({"variant": "smooth"}), images, Class(1)) is None
+        assert replays(METHODS["gae"], {}, images, Contrast(Class(1), Class(2))) is None
+        assert replays(METHODS["token_ablation"], METHODS["token_ablation"].check({}), images, Class(1)) is not None
+        assert replays(METHODS["occlusion"], {}, images, Class(1)) is None
+        assert replays(METHODS["gae"], {}, images, Class(1), Top(2)) is not None
+        assert replays(METHODS["gae"], {}, images, Class(1), Contrast(Class(1), Class(2))) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "usual", "other"),
+    [
+        ("attention", {}, None),
+        ("rollout", {}, {"discard": 0.5}),
+        ("cdam", {}, {"variant": "smooth"}),
+        ("cdam", {}, {"split": "key"}),
+        ("gradcam", {}, None),
+        ("gae", {}, None),
+        ("grad_rollout", {}, {"discard": 0.5}),
+        ("gradient", {}, None),
+        ("input_x_gradient", {}, None),
+        ("attn_lrp", {}, None),
+        ("cp_lrp", {}, None),
+        ("legrad", {}, None),
+        ("token_ablation", {}, {"of": "probability"}),
+        ("transformer_attribution", {"precision": "single"}, {}),
+    ],
+)
+def test_options_with_which_a_method_is_replayed(
+    method: str, usual: dict[str, Any], other: dict[str, Any] | None
+) -> None:
+    declared = METHODS[method]
+    assert declared.can_replay(declared.check(usual))
+    assert other is None or not declared.can_replay(declared.check(other))
+
+
+def test_no_other_method_is_replayed() -> None:
+    """One that asks the GPU for a number cannot be recorded."""
+    assert set(QUIET) == {
+        *("attention", "rollout", "cdam", "gradcam", "gae", "grad_rollout", "gradient", "input_x_gradient"),
+        *("attn_lrp", "cp_lrp", "legrad", "token_ablation", "transformer_attribution"),
+    }
 
 
 def test_numbers_on_the_device_mean_the_same_classes() -> None:
@@ -115,6 +152,6 @@ def replayed(model: Model, images: torch.Tensor, others: torch.Tensor, method: s
     with vitreous.replay():
         for _ in range(3):
             vitreous.explain_targets(model, images, method, [0, "top-2", [4, 5, 6]])
-        found = replays(method, METHODS[method].check({}), images, Class(0))
+        found = replays(METHODS[method], METHODS[method].check({}), images, Class(0))
         assert found is not None and len(found.graphs) == 1
         return vitreous.explain_targets(model, others, method, [[1, 2, 3], "top-2", 5])

@@ -1,9 +1,7 @@
 """One declaration, read by everything: `@method` and `@metric` turn a function's own signature into its options.
 
-    name = the function      family = its folder      summary = first line of the docstring      formula = the rest
-    options = the keyword-only parameters with their types, bounds and help
-
-A package of your own adds methods and metrics through the entry-point groups `vitreous.methods`, `vitreous.metrics`.
+What can be declared is listed in declaration.py. A package of your own adds methods and metrics through the entry-point
+groups `vitreous.methods`, `vitreous.metrics`.
 """
 
 from __future__ import annotations
@@ -12,148 +10,20 @@ import importlib
 import inspect
 import pkgutil
 import threading
-import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-import pydantic
-
+from vitreous.declaration import Better as Better
+from vitreous.declaration import ByOptions as ByOptions
+from vitreous.declaration import ConfiguredMethod as ConfiguredMethod
+from vitreous.declaration import Declared as Declared
+from vitreous.declaration import Method as Method
+from vitreous.declaration import Metric as Metric
+from vitreous.declaration import Noted as Noted
 from vitreous.errors import OptionError, VitreousError, nearest, one_line
-
-if TYPE_CHECKING:
-    from vitreous.types import Map
-
-
-Better = Literal["higher", "lower"]
-
-
-@dataclass(frozen=True)
-class Noted:
-    """A map with what else the method has to say: one value per image, by name."""
-
-    map: Map
-    notes: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Declared:
-    """A function with its name, its options and what it is for."""
-
-    name: str
-    family: str
-    cite: str
-    run: Callable[..., Any]
-
-    @cached_property
-    def doc(self) -> str:
-        return inspect.getdoc(self.run) or ""
-
-    @property
-    def summary(self) -> str:
-        return self.doc.split("\n\n")[0].replace("\n", " ")
-
-    @property
-    def formula(self) -> str:
-        return "\n\n".join(self.doc.split("\n\n")[1:])
-
-    @cached_property
-    def options(self) -> type[pydantic.BaseModel]:
-        """The keyword-only parameters as a pydantic model."""
-        named = [p for p in inspect.signature(self.run).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        holder = type(self.name, (), {"__annotations__": {p.name: p.annotation for p in named}})
-        space = inspect.unwrap(self.run).__globals__  # only the options' own types need to be known there
-        hints = typing.get_type_hints(holder, globalns=space, include_extras=True)
-        fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in named}
-        return pydantic.create_model(
-            self.name, __config__=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False), **fields
-        )
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Everything a form, a page or a table needs, as JSON."""
-        options = self.options.model_json_schema()
-        return {
-            "name": self.name,
-            "family": self.family,
-            "summary": self.summary,
-            "formula": self.formula,
-            "cite": self.cite,
-            **self.traits(),
-            "options": options.get("properties", {}),
-        }
-
-    def traits(self) -> dict[str, Any]:
-        """What else is declared."""
-        return {}
-
-    def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All options with their values, or one line that says which is wrong."""
-        for name in options:
-            if name not in self.options.model_fields:
-                known = list(self.options.model_fields)
-                hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
-                raise OptionError(f"{self.name} has no option {name!r}{hint}")
-            kind = str(self.options.model_fields[name].annotation)
-            if isinstance(options[name], bool) and "bool" not in kind and "Any" not in kind:
-                raise OptionError(f"{self.name}.{name}={options[name]}: is neither true nor false")
-        try:
-            valid = self.options(**options)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = str(first["loc"][0]) if first["loc"] else ""
-            reasons = {e["msg"] for e in error.errors() if e["loc"] and e["loc"][0] == where}
-            said = " or ".join(sorted(reasons))
-            raise OptionError(f"{self.name}.{where}={options.get(where)!r}: {said}") from None
-        return {name: getattr(valid, name) for name in self.options.model_fields}
-
-
-@dataclass(frozen=True, eq=False)
-class Method(Declared):
-    """A declared method: call it with a trace, a target and options."""
-
-    signed: bool | Callable[[Mapping[str, Any]], bool]  # may depend on the options
-    targeted: bool  # does the map depend on the target?
-    attention: bool  # does it follow attention from token to token?
-    tokens: bool = False  # does it read the tokens that enter an attention, of whatever kind?
-    alone: bool = False  # does it take one image at a time, so that a batch gains nothing?
-    level: bool = False  # are its values scores, of which only the differences mean something?
-    several: bool | Callable[[Mapping[str, Any]], bool] = (
-        False  # can many targets share its way back (trace/batched_targets.py)?
-    )
-    costly: bool = False  # does it run the network many times, so that `advise` tries it only on demand?
-
-    def takes_several(self, options: Mapping[str, Any]) -> bool:
-        """With these options, can the maps of many targets be found together?"""
-        return self.several(options) if callable(self.several) else self.several
-
-    def is_signed(self, options: Mapping[str, Any]) -> bool:
-        """Do these options give a map with evidence for and against?"""
-        return self.signed(options) if callable(self.signed) else self.signed
-
-    def traits(self) -> dict[str, Any]:
-        signed = self.is_signed(self.check({}))
-        return {"signed": signed, "targeted": self.targeted, "attention": self.attention, "tokens": self.tokens}
-
-
-@dataclass(frozen=True, eq=False)
-class Metric(Declared):
-    """A declared metric: call it with a case (metrics/case.py) and options."""
-
-    better: Better | Callable[[Mapping[str, Any]], Better]  # may depend on the options
-    masks: bool = False  # does it need to know where the object is?
-    again: bool = False  # does it run the method again, on something else?
-
-    def direction(self, options: Mapping[str, Any]) -> Better:
-        """With these options, which values are better?"""
-        return self.better(options) if callable(self.better) else self.better
-
-    def traits(self) -> dict[str, Any]:
-        return {"better": self.direction(self.check({})), "masks": self.masks, "again": self.again}
 
 
 class MethodWarning(UserWarning):
@@ -260,23 +130,42 @@ METRICS: Registry[Metric] = Registry("metric")
 def method(
     *,
     cite: str = "",
-    signed: bool | Callable[[Mapping[str, Any]], bool] = False,
+    family: str = "",
+    signed: ByOptions = False,
     targeted: bool = False,
     attention: bool = False,
     tokens: bool = False,
-    alone: bool = False,
     level: bool = False,
-    several: bool | Callable[[Mapping[str, Any]], bool] = False,
+    alone: bool = False,
     costly: bool = False,
-    family: str = "",
+    several: ByOptions = False,
+    replays: ByOptions = False,
+    quick: bool = False,
+    tried: Sequence[Mapping[str, Any]] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function `(trace, target, *, options) -> map` as a method."""
+    """Declare a function `(trace, target, *, options) -> map` as a method; `Method` says what each trait means."""
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run, "method", ("trace", "target"))
-        folder = family or folder_of(run)
-        traits = (signed, targeted, attention, tokens, alone, level, several, costly)
-        METHODS.add(Method(run.__name__, folder, cite, run, *traits))
+        METHODS.add(
+            Method(
+                run.__name__,
+                family or folder_of(run),
+                cite,
+                run,
+                signed=signed,
+                targeted=targeted,
+                attention=attention,
+                tokens=tokens,
+                level=level,
+                alone=alone,
+                costly=costly,
+                several=several,
+                replays=replays,
+                quick=quick,
+                tried=tuple(tried),
+            )
+        )
         return run
 
     return declare

@@ -22,13 +22,6 @@ from vitreous.models.model import Model
 from vitreous.registry import METHODS, METRICS, Method, Metric
 from vitreous.trace.apply import as_model
 
-TRIED: dict[str, list[dict[str, Any]]] = {  # options worth a try beside the defaults
-    "attention": [{"across": "mean"}],
-    "rollout": [{"discard": 0.9}, {"heads": "max"}],
-    "grad_rollout": [{"discard": 0.9}],
-    "smoothgrad": [{"reduce": "sum"}],
-}
-
 
 @dataclass(frozen=True)
 class Contender:
@@ -166,7 +159,7 @@ def line_up(model: Model, names: Sequence[str] | None, thorough: bool) -> Iterat
         tried: list[dict[str, Any]] = [{"layer": i} for i in range(model.layout.layers)] if layered else []
         if not layered or declared.options.model_fields["layer"].default is None:  # all layers together
             tried.insert(0, {})
-        yield from ((declared, options) for options in [*tried, *TRIED.get(declared.name, [])])
+        yield from ((declared, options) for options in [*tried, *map(dict, declared.tried)])
 
 
 def conclude(board: Leaderboard, summary: Summary, options: dict[str, dict[str, Any]]) -> Advice:

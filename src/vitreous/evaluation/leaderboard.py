@@ -31,7 +31,6 @@ from vitreous.trace.target import Class, Target, fix, of_image, title
 from vitreous.trace.trace import Trace
 
 CONTROLS = ("random", "centre")
-QUICK = ("attention", "rollout", "gae", "cdam", "legrad", "gradcam", "attn_lrp", "input_x_gradient")
 USUAL = ("token_deletion", "deletion", "insertion", "sparsity")
 USUAL_WITH_MASKS = ("pointing_game", "energy_in_mask")
 PERMANENT = (Unsupported, TargetError, OptionError)  # the next batch would end the same way
@@ -102,7 +101,7 @@ def make_plan(
 
 def pick_methods(given: str | Sequence[str] | None) -> list[str]:
     """Names, once each; the controls come first."""
-    words = [name for name in QUICK if name in METHODS] if given is None else listed(given)
+    words = [one.name for one in METHODS.values() if one.quick] if given is None else listed(given)
     if words == ["all"]:
         words = list(METHODS)
     return list(dict.fromkeys([*CONTROLS, *(METHODS[name].name for name in words)]))

@@ -14,7 +14,7 @@ from vitreous.attribution import attribute
 from vitreous.errors import OptionError, one_of
 from vitreous.evaluation.study.spread import aggregated
 from vitreous.inspect.view import AnyModel, View, looking, numbers, span, width_of
-from vitreous.methods.attention.heads import fuse_heads
+from vitreous.methods.common import fuse_heads
 from vitreous.registry import METHODS
 from vitreous.trace.tokens import readout_name
 

@@ -18,25 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.models.model import Model
+from vitreous.registry import Method
 from vitreous.trace.target import Class, Numbered, Target, Top
 from vitreous.types import Images
 
-QUIET = {  # methods that never ask the GPU for a number, and the options with which they do not
-    "attention": (),
-    "rollout": ("discard",),
-    "cdam": ("variant", "split"),
-    "gradcam": (),
-    "gae": (),
-    "grad_rollout": ("discard",),
-    "gradient": (),
-    "input_x_gradient": (),
-    "attn_lrp": (),
-    "cp_lrp": (),
-    "legrad": (),
-    "token_ablation": ("of",),
-    "transformer_attribution": ("precision",),
-}
-USUAL = (0, "vanilla", "total", "logit", "single")  # values of these options
 Made = tuple[Tensor, ...]
 Targets = tuple[Target, ...]
 Run = Callable[[Images, Targets], Made]
@@ -106,12 +91,11 @@ class Replays:
         return graph(images, targets)
 
 
-def replays(method: str, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
+def replays(method: Method, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
     """The graphs to use for this, where it may be replayed."""
     found = _replays.get()
-    usual = method in QUIET and not any(values.get(name) not in USUAL for name in QUIET[method])
     asked = all(isinstance(target, Class | Top) for target in targets)
-    return found if usual and asked and images.is_cuda else None
+    return found if asked and images.is_cuda and method.can_replay(values) else None
 
 
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:

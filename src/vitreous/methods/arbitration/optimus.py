@@ -35,7 +35,8 @@ def optimus(
     controls: Annotated[int, Field(ge=3, description="random maps that are scored beside")] = 16,
     seed: Annotated[int, Field(ge=0, description="of the random maps")] = 0,
 ) -> Noted:
-    """The most faithful of all ways to make a map out of attention: which heads, which layers, which rows.
+    """The most faithful of all maps that this model's attention can give, chosen for each image by a metric; the best
+    attention map, at a high cost.
 
     argmax faithfulness over heads {mean, (∇A ⊙ A)⁺, each} × layers {each, mean, product} × rows {ρᵀA, column mean, max}
     """

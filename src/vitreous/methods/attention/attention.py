@@ -7,31 +7,33 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.errors import OptionError
-from vitreous.methods.attention.heads import fuse_heads
+from vitreous.methods.common import fuse_heads
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Row
 
 
-@method(cite="dosovitskiy2021image", attention=True)
+@method(cite="dosovitskiy2021image", attention=True, replays=True, quick=True, tried=[{"across": "mean"}])
 def attention(
     trace: Trace,
     target: Target,
     *,
     layer: Annotated[int, Field(description="layer from 0, or from the end by -1, -2, …")] = -1,
     heads: Annotated[
-        Literal["mean", "max", "min"] | int, Field(description="how the heads become one, or one head's number")
+        Literal["mean", "max", "min"] | int,
+        Field(description="how the attention heads become one, or one head's number"),
     ] = "mean",
     across: Annotated[
         Literal["none", "mean", "min", "max"], Field(description="over all layers, in place of one layer")
     ] = "none",
     query: Annotated[
         Literal["read-out"] | tuple[int, int],
-        Field(description="whose attention: the tokens the head reads, or the patch (row, column)"),
+        Field(description="whose attention: the tokens that the classifier reads, or the patch (row, column)"),
     ] = "read-out",
 ) -> Map:
-    """Where the tokens that the head reads look, in one layer or over all.
+    """How much the tokens that the classifier reads attend to each patch, in one layer or over all; a first look, the
+    same for every class.
 
     ρᵀA⁽ˡ⁾ₕ
     """

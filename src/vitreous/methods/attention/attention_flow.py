@@ -9,7 +9,7 @@ from pydantic import Field
 
 from vitreous._support.progress import steps
 from vitreous.capture.attention import Attention
-from vitreous.methods.attention.rollout import check_start, trim, whole
+from vitreous.methods.common import check_start, trim, whole
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -33,7 +33,8 @@ def attention_flow(
     residual: Annotated[float, Field(ge=0, le=1, description="weight of the skip connection")] = 0.5,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the network of flows")] = 0,
 ) -> Map:
-    """The most that could flow from each patch to the tokens that the head reads, were attention the width of pipes.
+    """The maximum flow from each patch to the tokens that the classifier reads, with attention as capacities; a slow
+    alternative to rollout.
 
     max-flow from (patch, first layer) to the read-out in the layered graph with capacities r·I + (1−r)·Ā⁽ˡ⁾, rows
     normalised, and ρ behind the last layer. Capacities are rounded to 2⁻³⁰, so a flow is off by at most 2⁻³¹ for each

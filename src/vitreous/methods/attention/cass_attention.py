@@ -22,7 +22,8 @@ def cass_attention(
     sigma: Annotated[float, Field(gt=0, description="noise, as a share of the image's range of values")] = 0.15,
     seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
 ) -> Noted:
-    """The attention of all heads, each weighted by how much it resembles the saliency of the class.
+    """The attention of all heads, each weighted by its similarity to a saliency map of the class; shows what the heads
+    that follow the class look at.
 
     Σ_{l,h} S_lh · ρᵀA⁽ˡ⁾ₕ, S_lh = cos(|SmoothGrad|, ρᵀA⁽ˡ⁾ₕ)
     """

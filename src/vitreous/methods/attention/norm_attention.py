@@ -28,7 +28,8 @@ def norm_attention(
         int | None, Field(description="one layer's own row, from 0, or from the end by -1, -2, …; none: all layers")
     ] = None,
 ) -> Map:
-    """How long the vectors are that the tokens the head reads take from each patch, in one layer or over all.
+    """Attention weighted by the norms of the value vectors that it moves; use it where large attention may carry
+    little, as on sink tokens.
 
     S_ij = ‖Σ_h A^h_ij W_O^h v_j^h‖, with `residual` ‖… + δ_ij x_i‖, x what enters the block; ρᵀS⁽ˡ⁾, or, rows
     normalised, ρᵀ Π_l (S⁽ˡ⁾ + I)/2, with `residual` ρᵀ Π_l S⁽ˡ⁾

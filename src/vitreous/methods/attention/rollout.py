@@ -9,15 +9,20 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, step
-from vitreous.errors import OptionError
-from vitreous.methods.attention.heads import fuse_heads
+from vitreous.methods.common import check_start, fuse_heads, keeps_all, trim, whole
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Map, Row
 
 
-@method(cite="abnar2020quantifying", attention=True)
+@method(
+    cite="abnar2020quantifying",
+    attention=True,
+    replays=keeps_all,
+    quick=True,
+    tried=[{"discard": 0.9}, {"heads": "max"}],
+)
 def rollout(
     trace: Trace,
     target: Target,
@@ -29,7 +34,8 @@ def rollout(
     residual: Annotated[float, Field(ge=0, le=1, description="weight of the skip connection")] = 0.5,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
 ) -> Map:
-    """How much of each patch reaches, through every layer, the tokens that the head reads.
+    """How much of each patch reaches, through all layers, the tokens that the classifier reads; the usual attention
+    map, the same for every class.
 
     ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first
     """
@@ -70,12 +76,6 @@ class Formed:
         return torch.cat(outs).to(call.v.dtype)
 
 
-def check_start(trace: Trace, start_layer: int) -> None:
-    last = trace.layout.layers - 1
-    if start_layer > last >= 0:
-        raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
-
-
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:
     """`step` over all rows, a few hundred of a few images at a time."""
     return joined(
@@ -83,20 +83,3 @@ def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Ro
         for images, part in layer.pieces()
         for rows, a in part.chunks()
     )
-
-
-def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
-    """Ā: all rows of a layer, heads fused."""
-    return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
-
-
-def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Float[Tensor, "B N M"]:
-    """Zero the smallest share of each image's entries, but never a read-out token's attention to itself."""
-    drop = int(a[0].numel() * discard)
-    if drop == 0:
-        return a
-    limit = a.flatten(1).kthvalue(drop).values  # [B]
-    trimmed = a.masked_fill(a <= limit[:, None, None], 0)
-    own = list(keep)
-    trimmed[:, own, own] = a[:, own, own]
-    return trimmed

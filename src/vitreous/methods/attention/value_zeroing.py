@@ -41,7 +41,8 @@ def value_zeroing(
         int | None, Field(description="one layer's own row, from 0, or from the end by -1, -2, …; none: all layers")
     ] = None,
 ) -> Map:
-    """How much the tokens that the head reads would change, were a patch's value vector zero, in one layer or over all.
+    """How much the tokens that the classifier reads change when a patch's value vector is set to zero; use it to test
+    what attention only suggests.
 
     C_ij = 1 − cos(x̃_i, x̃_i⁻ʲ), x̃ what leaves the block; ρᵀC⁽ˡ⁾, or ρᵀ Π_l C⁽ˡ⁾ with rows normalised
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.methods.gradient.integrated_gradients import path
+from vitreous.methods.common import path
 from vitreous.registry import method
 from vitreous.trace.target import Target, fix
 from vitreous.trace.trace import Trace, gradients
@@ -22,7 +22,13 @@ def is_vanilla(options: Mapping[str, Any]) -> bool:
     return bool(options["variant"] == "vanilla")
 
 
-@method(cite="brocki2023class", targeted=True, signed=True, tokens=True, several=is_vanilla)
+def is_plain(options: Mapping[str, Any]) -> bool:
+    return is_vanilla(options) and bool(options["split"] == "total")
+
+
+@method(
+    cite="brocki2023class", targeted=True, signed=True, tokens=True, several=is_vanilla, replays=is_plain, quick=True
+)
 def cdam(
     trace: Trace,
     target: Target,
@@ -40,7 +46,8 @@ def cdam(
     steps: Annotated[int, Field(ge=1, description="integrated: points of the way")] = 20,
     seed: Annotated[int, Field(ge=0, description="smooth: another seed gives other noise")] = 0,
 ) -> Map:
-    """What each token brings to the last attention, times what the score wants of it (class-discriminative attention).
+    """Gradient × input at the last attention layer's tokens (class-discriminative attention map); a quick, signed map
+    for a class, concept or text.
 
     Sᵢ = Σ_j T_ij · ∂y/∂T_ij, T the normalised tokens that enter the last attention
     """

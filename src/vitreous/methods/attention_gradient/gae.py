@@ -6,21 +6,22 @@ import torch
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown
-from vitreous.methods.attention.rollout import check_start
+from vitreous.methods.common import check_start
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="chefer2021generic", targeted=True, attention=True, several=True)
+@method(cite="chefer2021generic", targeted=True, attention=True, several=True, replays=True, quick=True)
 def gae(
     trace: Trace,
     target: Target,
     *,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
 ) -> Map:
-    """Generic attention explainability: attention that raises the score, followed through every layer.
+    """Attention that raises the score, followed through all layers (generic attention explainability); a good first map
+    for a class.
 
     R ← R + mean_h (∇A ⊙ A)⁺ · R, R₀ = I; ρᵀ(R − I), carried as one row from the last layer to the first
     """

@@ -5,14 +5,21 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, step
-from vitreous.methods.attention.rollout import check_start, trim
+from vitreous.methods.common import check_start, keeps_all, trim
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="gildenblat2020exploring", targeted=True, attention=True, several=True)
+@method(
+    cite="gildenblat2020exploring",
+    targeted=True,
+    attention=True,
+    several=True,
+    replays=keeps_all,
+    tried=[{"discard": 0.9}],
+)
 def grad_rollout(
     trace: Trace,
     target: Target,
@@ -22,7 +29,7 @@ def grad_rollout(
     ] = 0.0,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
 ) -> Map:
-    """Rollout over attention weighted by its gradient.
+    """Rollout over attention weighted by its gradient; use it for a rollout that depends on the class.
 
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """

@@ -13,7 +13,7 @@ from vitreous.trace.trace import Record, Trace, first_rows, gradients, score_of
 from vitreous.types import Map
 
 
-@method(cite="bousselham2025legrad", targeted=True, attention=True)
+@method(cite="bousselham2025legrad", targeted=True, attention=True, replays=True, quick=True)
 def legrad(
     trace: Trace,
     target: Target,
@@ -23,7 +23,8 @@ def legrad(
         Field(description="the tokens of a layer that its score reads: all, or the read-out"),
     ] = "mean",
 ) -> Map:
-    """Which patches each layer's attention should look at more, if the head read that layer.
+    """The patches to which more attention would raise the score, averaged over all layers; use it to outline the object
+    of a class or a text.
 
     1/L Σ_l mean over heads and queries of (∂s_l/∂A⁽ˡ⁾)⁺, s_l = head(pool(tokens after block l))
     """

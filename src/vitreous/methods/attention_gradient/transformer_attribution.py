@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -14,7 +14,7 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
 from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
-from vitreous.methods.attention.rollout import check_start
+from vitreous.methods.common import check_start
 from vitreous.registry import method
 from vitreous.trace.last_block import tails
 from vitreous.trace.rules.mode import Rules, warn_of
@@ -28,7 +28,11 @@ FOOTPRINT = {"double": 5, "single": 4}  # bytes for each number that a plain gra
 IN_CACHES = 2**29  # bytes: on a CPU fewer images at a time are faster
 
 
-@method(cite="chefer2021transformer", targeted=True, attention=True)
+def is_single(options: Mapping[str, Any]) -> bool:
+    return bool(options["precision"] == "single")
+
+
+@method(cite="chefer2021transformer", targeted=True, attention=True, replays=is_single)
 def transformer_attribution(
     trace: Trace,
     target: Target,
@@ -38,7 +42,8 @@ def transformer_attribution(
         Precision, Field(description="double: exact; single: the model's own, for GPUs: faster, but rough")
     ] = "double",
 ) -> Map:
-    """Rollout over the relevance of attention (layer-wise relevance propagation, α = 1), weighted by its gradient.
+    """Rollout over the relevance of attention (layer-wise relevance propagation), weighted by its gradient; the
+    costlier predecessor of gae.
 
     ρᵀ(Π_l (I + Ā⁽ˡ⁾) − I), Ā = mean_h (∇A ⊙ R_A)⁺; in float64, for R_A is ill-conditioned: in another precision maps
     look alike, but their numbers differ

@@ -11,14 +11,15 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="selvaraju2017grad", targeted=True, signed=True, tokens=True, several=True)
+@method(cite="selvaraju2017grad", targeted=True, signed=True, tokens=True, several=True, replays=True, quick=True)
 def gradcam(
     trace: Trace,
     target: Target,
     *,
     layer: Annotated[int, Field(description="layer from 0, or from the end by -1, -2, …")] = -1,
 ) -> Map:
-    """The tokens that enter a layer's attention, each channel weighted by its mean gradient over the patches.
+    """The tokens that enter an attention layer, each channel weighted by its mean gradient; a quick, signed map for a
+    class, also on Swin and its kind.
 
     Σ_k w_k·T_k, w_k = mean over patches of ∂y/∂T_k
     """

@@ -18,7 +18,7 @@ def centre(
     *,
     width: Annotated[float, Field(gt=0, description="standard deviation, in half sides of the image")] = 0.5,
 ) -> Map:
-    """A blob in the middle: photographers put things there.
+    """A blob in the middle of every image; a control to compare with, because objects are often photographed there.
 
     exp(−(y² + x²) / 2σ²), y and x from −1 to 1
     """

@@ -18,7 +18,7 @@ def random(
     *,
     seed: Annotated[int, Field(ge=0, description="another seed gives another map")] = 0,
 ) -> Map:
-    """Uniform noise: what a map is worth that knows nothing.
+    """Uniform noise; the control that a map must beat to say anything about the model.
 
     U(0, 1) for each patch, drawn from the image and the seed
     """

@@ -11,7 +11,7 @@ from vitreous.trace.trace import Trace, gradients
 from vitreous.types import Map
 
 
-@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True)
+@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True, replays=True)
 def gradient(
     trace: Trace,
     target: Target,
@@ -20,7 +20,8 @@ def gradient(
         Reduce, Field(description="how the colour channels become one: only sum keeps the sign")
     ] = "abs-mean",
 ) -> Map:
-    """How much each pixel, changed a little, changes the score.
+    """How much the score changes when a pixel changes a little; a quick map of single pixels for any network, but a
+    noisy one.
 
     ∂y/∂x
     """

@@ -6,9 +6,10 @@ from vitreous.trace.trace import Trace, gradients
 from vitreous.types import Map
 
 
-@method(cite="shrikumar2017learning", targeted=True, signed=True, several=True)
+@method(cite="shrikumar2017learning", targeted=True, signed=True, several=True, replays=True, quick=True)
 def input_x_gradient(trace: Trace, target: Target) -> Map:
-    """The gradient times the (normalised) pixel it belongs to.
+    """Each (normalised) pixel times its gradient, a first estimate of what it adds to the score; quick and signed, for
+    any network.
 
     Σ_c x_c · ∂y/∂x_c
     """

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from vitreous._support.progress import steps as told
+from vitreous.methods.common import path
 from vitreous.registry import Noted, method
 from vitreous.trace.perturb.fills import baseline_images, end_scores
 from vitreous.trace.target import Target, fix
@@ -24,7 +24,8 @@ def integrated_gradients(
     ] = "zero",
     seed: Annotated[int, Field(ge=0, description="of the noise baseline")] = 0,
 ) -> Noted:
-    """What each pixel adds to the score on the straight way from a baseline to the image.
+    """What each pixel adds to the score along the path from a baseline to the image; use it when the parts must add up
+    to the score.
 
     Σ_c (x_c − x₀_c) · ∫₀¹ ∂y/∂x_c (x₀ + α(x − x₀)) dα; completeness_error = Σ − (y(x) − y(x₀))
     """
@@ -38,9 +39,3 @@ def integrated_gradients(
     parts = ((images - start).float() * total).sum(1)  # [B Y X]
     gained = end_scores(trace, fixed, images) - end_scores(trace, fixed, start)
     return Noted(parts, {"completeness_error": parts.sum((1, 2)) - gained.float()})
-
-
-def path(steps: int) -> tuple[list[float], list[float]]:
-    """Points and weights of Gauss–Legendre on 0…1; the weights sum to one."""
-    points, weights = np.polynomial.legendre.leggauss(steps)
-    return ((points + 1) / 2).tolist(), (weights / 2).tolist()

@@ -17,7 +17,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
 
 
-@method(cite="smilkov2017smoothgrad", targeted=True, signed=keeps_sign, costly=True)
+@method(cite="smilkov2017smoothgrad", targeted=True, signed=keeps_sign, costly=True, tried=[{"reduce": "sum"}])
 def smoothgrad(
     trace: Trace,
     target: Target,
@@ -30,7 +30,7 @@ def smoothgrad(
     ] = "abs-mean",
     seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
 ) -> Map:
-    """The gradient, averaged over noisy copies of the image.
+    """The gradient averaged over noisy copies of the image; use it where the plain gradient is too noisy to read.
 
     1/n Σ ∂y/∂x at x + σ·(max x − min x)·ε
     """

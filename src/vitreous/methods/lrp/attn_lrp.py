@@ -12,7 +12,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="achtibat2024attnlrp", targeted=True, signed=True, several=True)
+@method(cite="achtibat2024attnlrp", targeted=True, signed=True, several=True, replays=True, quick=True)
 def attn_lrp(
     trace: Trace,
     target: Target,
@@ -21,7 +21,8 @@ def attn_lrp(
         Literal["tokens", "image"], Field(description="relevance of the patches at the first block, or of the pixels")
     ] = "tokens",
 ) -> Map:
-    """Relevance propagated through every layer, attention included, back to the patches.
+    """Relevance propagated through all layers, attention included, back to the patches or pixels; use it to see
+    evidence for and against a class.
 
     Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x, norms hold σ constant, and each factor of Q·Kᵀ and A·V gets half
     """

@@ -12,7 +12,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="ali2022xai", targeted=True, signed=True, several=True)
+@method(cite="ali2022xai", targeted=True, signed=True, several=True, replays=True)
 def cp_lrp(
     trace: Trace,
     target: Target,
@@ -21,7 +21,8 @@ def cp_lrp(
         Literal["tokens", "image"], Field(description="relevance of the patches at the first block, or of the pixels")
     ] = "tokens",
 ) -> Map:
-    """Relevance propagated through the values only: attention is held constant, so that nothing is lost on the way.
+    """Relevance propagated through the values only, with attention held constant; use it beside attn_lrp, for evidence
+    for and against a class.
 
     Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x and norms hold σ, attention holds A = softmax(Q·Kᵀ) constant
     """

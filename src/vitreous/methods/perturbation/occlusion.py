@@ -29,7 +29,8 @@ def occlusion(
     stride: Annotated[int, Field(ge=1, description="from one window to the next, in patches")] = 1,
     of: Annotated[Literal["logit", "probability"], Field(description="of what the drop is measured")] = "logit",
 ) -> Map:
-    """How much the score falls when a window of the image is hidden.
+    """How much the score falls when a window of the image is hidden; a direct test for any network, at one forward pass
+    for each window.
 
     mean of y(x) − y(x with the window hidden) over the windows that cover a patch; they begin every `stride` patches,
     the last ones end at the border

@@ -35,7 +35,8 @@ def rise(
     of: Annotated[Literal["logit", "probability"], Field(description="what is averaged")] = "logit",
     seed: Annotated[int, Field(ge=0, description="another seed gives other masks")] = 0,
 ) -> Map:
-    """The mean score of the image behind random masks, each pixel's over the masks that show it.
+    """The mean score over the random masks that show a pixel; for networks of which only the output is known, at
+    hundreds of forward passes.
 
     Σ_k y(x⊙M_k + fill⊙(1 − M_k))·M_k / Σ_k M_k; M_k random cells, enlarged bilinearly and shifted by less than a cell
     """

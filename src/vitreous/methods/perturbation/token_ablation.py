@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -13,14 +14,19 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="brocki2023class", targeted=True, signed=True, attention=True, alone=True)
+def of_logit(options: Mapping[str, Any]) -> bool:
+    return bool(options["of"] == "logit")
+
+
+@method(cite="brocki2023class", targeted=True, signed=True, attention=True, alone=True, replays=of_logit)
 def token_ablation(
     trace: Trace,
     target: Target,
     *,
     of: Annotated[Literal["logit", "probability"], Field(description="of what the drop is measured")] = "logit",
 ) -> Map:
-    """How much the score falls when a patch's token is taken out of the sequence, behind its position embedding.
+    """How much the score falls when a patch's token is removed from the sequence; the effect of each patch itself, at
+    one forward pass for each.
 
     y(all tokens) − y(without token i), one run for each patch
     """

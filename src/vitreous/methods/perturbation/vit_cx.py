@@ -33,7 +33,8 @@ def vit_cx(
     noise: Annotated[float, Field(ge=0, description="standard deviation of what hides; 0: zeros")] = 0.1,
     seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
 ) -> Noted:
-    """The image seen through its own feature maps: what each lets through, less the harm of what hides the rest.
+    """The mean score over masks made of the model's own feature maps, less the harm of what hides the rest; like rise,
+    with fewer forward passes.
 
     Σ_k s_k·M_k / Σ_k M_k / K, s_k = p(x⊙M_k + ε(1 − M_k)) − p(x + ε(1 − M_k)) + p(x); p the probability of a class (of
     other targets the score), M_k the channels of the tokens that enter the last attention, each enlarged to the image

@@ -8,7 +8,8 @@ from vitreous.registry import metric
 
 @metric(better="higher", cite="chalasani2020concise")
 def gini(case: Case) -> Measured:
-    """How unequal the patches are: 0, all alike; near 1, one has it all.
+    """How unequal the patches of a map are: 0 if all are alike, near 1 if one has everything; use it to describe maps,
+    not to judge them.
 
     Σᵢ (2i − n − 1) · |s|₍ᵢ₎ / (n Σ|s|), |s|₍ᵢ₎ rising; 0 where s is zero everywhere
     """

@@ -18,7 +18,7 @@ def sparsity(
     *,
     share: Annotated[float, Field(gt=0, lt=1, description="of the largest value: less counts as nothing")] = 0.05,
 ) -> Measured:
-    """The share of patches that hardly matter.
+    """The share of patches whose value is close to zero; use it to describe maps, not to judge them.
 
     share of patches with |s| < 0.05 · max s; of max |s| where no s is positive
     """

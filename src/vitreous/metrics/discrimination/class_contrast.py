@@ -9,7 +9,8 @@ from vitreous.trace.target import Top, fix, no_classifier
 
 @metric(better="higher", cite="rebuffi2020there", again=True)
 def class_contrast(case: Case) -> Measured:
-    """How different the maps of an image's two best classes are; 0 for methods that do not ask for a class.
+    """How different the maps of an image's two best classes are; use it to find methods that ignore the class, which
+    score 0.
 
     1 − |corr(s₁, s₂)|, s₁ and s₂ = the maps of the best and the second-best class, whatever the target
     """

@@ -21,7 +21,8 @@ def deletion(
         Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
     ] = "mean",
 ) -> Measured:
-    """How fast the probability falls while patches are hidden, the most relevant first.
+    """How fast the probability falls while patches are hidden, most relevant first; use it to see whether a map finds
+    what the model needs.
 
     area under p(target) over the share of patches hidden, 0 … 1
     """

@@ -21,7 +21,8 @@ def insertion(
         Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
     ] = "blur",
 ) -> Measured:
-    """How fast the probability rises while patches of a hidden image are shown, the most relevant first.
+    """How fast the probability rises while patches are revealed, most relevant first; use it to see whether a map finds
+    what is enough for the model.
 
     area under p(target) over the share of patches shown, 0 … 1
     """

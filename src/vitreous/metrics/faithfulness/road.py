@@ -32,7 +32,8 @@ def road(
     noise: Annotated[float, Field(ge=0, description="standard deviation of what is added to removed pixels")] = 0.01,
     seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
 ) -> Measured:
-    """Remove and debias: how much more the most relevant patches are missed than the least, with no visible hole.
+    """How much more removing the most relevant patches hurts than removing the least (remove and debias); patches are
+    inpainted, so no hole gives them away.
 
     mean over s of (p(target) without the ⌈n·s⌉ least relevant patches − without the most relevant)/2; a removed pixel
     is the weighted mean of its neighbours (1/6 each beside, 1/12 each across), all of them solved at once, plus noise

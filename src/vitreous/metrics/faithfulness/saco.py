@@ -23,7 +23,8 @@ def saco(
         Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
     ] = "mean",
 ) -> Measured:
-    """Does hiding a more relevant group of patches always lower the probability more, and by how much is it off?
+    """Whether hiding a more relevant group of patches lowers the probability more, weighted by how far groups differ;
+    checks the values, not only their order.
 
     patches in order, in K groups of mean relevance s and drop d of p(target); over all i < j:
     Σ ±(s_i − s_j) / Σ (s_i − s_j), + where d_i ≥ d_j; from −1 to 1; 0 for a map of one value

@@ -30,7 +30,8 @@ def sensitivity_n(
     ] = "mean",
     seed: Annotated[int, Field(ge=0, description="another seed gives other sets")] = 0,
 ) -> Measured:
-    """Do the sums of a map over random sets of patches foretell how far the score falls when these are hidden?
+    """How well the sums of a map over random sets of patches predict the fall of the score when those are hidden;
+    checks the values of signed maps.
 
     Pearson's r of Σ_{i∈S} s_i and y(x) − y(x without S) over random sets S of n patches, y the score (a logit for a
     class); the mean over n. Not a number where all sums are the same (a map of one value) or all drops are

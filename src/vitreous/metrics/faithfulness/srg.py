@@ -24,7 +24,8 @@ def srg(
         Fill, Field(description="what hides, by=pixels: the image's mean colour, its blurred self, or zeros")
     ] = "mean",
 ) -> Measured:
-    """How much longer the probability lasts when the least relevant patches go first than when the most relevant do.
+    """How much longer the probability lasts when the least relevant patches are removed first than the most relevant;
+    the metric by which advise decides.
 
     symmetric relevance gain: mean over s of p(target) without the ⌊n·s⌋ least relevant patches − without the ⌊n·s⌋ most
     relevant, s = 0, 0.1 … 0.9; the effect of any patch being gone cancels

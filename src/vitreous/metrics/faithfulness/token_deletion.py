@@ -25,7 +25,8 @@ def token_deletion(
         int, Field(ge=1, description="equal steps of the share taken away, from 0; the last: 1 − 1/n")
     ] = 10,
 ) -> Measured:
-    """How the probability falls while tokens are taken out of the sequence, without pixels the model has never seen.
+    """How fast the probability falls while tokens are removed from the sequence; like deletion, without images that the
+    model has never seen.
 
     area under p(target) after removing ⌊n·s⌋ patch tokens, s = 0, 0.1 … 0.9; `most`: lower is better, `least`: higher
     """

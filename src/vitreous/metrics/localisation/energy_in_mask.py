@@ -11,7 +11,8 @@ from vitreous.registry import metric
 
 @metric(better="higher", cite="wang2020score", masks=True)
 def energy_in_mask(case: Case) -> Measured:
-    """How much of the positive relevance lies on the object.
+    """The share of the positive relevance that lies on the object; use it to see how much of a map falls on the
+    background.
 
     Σ_mask s⁺ / Σ s⁺, s at the resolution of the image; 0 where nothing is positive
     """

@@ -12,7 +12,8 @@ from vitreous.registry import metric
 
 @metric(better="higher", cite="chefer2021transformer", masks=True)
 def mask_ap(case: Case) -> Measured:
-    """How well the map ranks the pixels of the object above all others: average precision, without a threshold.
+    """How well a map ranks the object's pixels above all others (average precision); use it to judge segmentation
+    without a threshold.
 
     Σ_t (R_t − R_{t−1}) · P_t over the distinct values t of s, P and R = precision and recall of the pixels with s ≥ t
     """

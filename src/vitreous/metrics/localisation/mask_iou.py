@@ -23,7 +23,8 @@ def mask_iou(
         Field(description="what counts as the object: more than the map's mean, or as many of the highest as it has"),
     ] = "mean",
 ) -> Measured:
-    """How well the map, cut at a threshold, covers the object.
+    """How well a map, cut at a threshold, covers the object (intersection over union); use it to judge maps as
+    segmentations.
 
     |P ∩ M| / |P ∪ M|, P = pixels with s > mean s (none where s is the same everywhere); `area`: the |M| highest, of
     equal ones a share of each

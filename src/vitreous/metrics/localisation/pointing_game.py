@@ -21,7 +21,8 @@ def pointing_game(
         float, Field(ge=0, description="how far from the object a point may lie, in pixels of the input; published: 15")
     ] = 0.0,
 ) -> Measured:
-    """Whether the highest value lies on the object.
+    """Whether the highest value of a map lies on the object; a simple check, easily passed where objects are large or
+    central.
 
     1 if the centre of the patch (or the pixel) argmax s lies in the mask, else 0; of several equal maxima, the share
     that does, so that a map that is the same everywhere scores the object's share of the image

@@ -25,7 +25,7 @@ def max_sensitivity(
     ] = 0.02,
     seed: Annotated[int, Field(ge=0, description="another seed gives other images")] = 0,
 ) -> Measured:
-    """How much the map changes, at most, when the image hardly does.
+    """The largest change of a map when the image changes very little; use it to find methods whose maps are unstable.
 
     max_δ ‖s(x + δ) − s(x)‖ / ‖s(x)‖, δ uniform in ±radius · (max x − min x), for the class of x; where s(x) is zero: 0
     if it stays so, else not a number

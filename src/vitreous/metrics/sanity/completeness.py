@@ -18,7 +18,7 @@ def completeness(
         Literal["zero", "blur"], Field(description="the image that has nothing to explain; zero: the mean colour")
     ] = "zero",
 ) -> Measured:
-    """By how much the map fails to add up to the score; only for methods that promise it (integrated_gradients).
+    """How far a map is from adding up to the score; only for methods that promise it (integrated_gradients).
 
     |Σ s − (y(x) − y(x₀))| / |y(x) − y(x₀)|; not a number where y(x) = y(x₀)
     """

@@ -28,13 +28,16 @@ from vitreous.types import Images
 def parameter_randomisation(
     case: Case,
     *,
-    stages: Annotated[int, Field(ge=1, description="maps to compare: from the head alone to the whole network")] = 4,
+    stages: Annotated[
+        int, Field(ge=1, description="maps to compare: from the classifier alone to the whole network")
+    ] = 4,
     seed: Annotated[int, Field(ge=0, description="another seed shuffles otherwise")] = 0,
 ) -> Measured:
-    """How much of the map is left when the network forgets what it has learned, from the head down.
+    """How similar a map stays when the network's weights are shuffled, from the classifier down; use it to find methods
+    that ignore the model.
 
-    mean over stages of |ρ(s, s′)|, ρ = Spearman's rank correlation, s′ = the map of the network whose head and last
-    k blocks have their weights shuffled (each parameter by itself); a copy is shuffled, never the network itself
+    mean over stages of |ρ(s, s′)|, ρ = Spearman's rank correlation, s′ = the map of the network whose classifier and
+    last k blocks have their weights shuffled (each parameter by itself); a copy is shuffled, never the network itself
     """
     twin = copy_of(case.trace.model)
     parts = parts_of(twin, case.trace.images[:1], case.trace.layout.blocks)

@@ -1,0 +1,64 @@
+"""What several methods share: which layers are read, how attention heads become one, what is discarded, a path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.capture.attention import Attention
+from vitreous.errors import OptionError
+from vitreous.trace.trace import Trace
+
+
+def check_start(trace: Trace, start_layer: int) -> None:
+    """Is there such a layer?"""
+    last = trace.layout.layers - 1
+    if start_layer > last >= 0:
+        raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
+
+
+def fuse_heads(values: Tensor, heads: str | int) -> Tensor:
+    """[B H …] to [B …]: the mean, the largest, the smallest, or one head."""
+    if heads == "mean":
+        return values.mean(1)
+    if heads == "max":
+        return values.amax(1)
+    if heads == "min":
+        return values.amin(1)
+    assert isinstance(heads, int)
+    if not 0 <= heads < values.shape[1]:
+        raise OptionError(f"head {heads} is out of range: the layer has heads 0 to {values.shape[1] - 1}")
+    return values[:, heads]
+
+
+def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
+    """Ā: all rows of a layer, heads fused."""
+    return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
+
+
+def keeps_all(options: Mapping[str, Any]) -> bool:
+    """Does it set no attention to zero?"""
+    return bool(options["discard"] == 0)
+
+
+def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Float[Tensor, "B N M"]:
+    """Zero the smallest share of each image's entries, but never a read-out token's attention to itself."""
+    drop = int(a[0].numel() * discard)
+    if drop == 0:
+        return a
+    limit = a.flatten(1).kthvalue(drop).values  # [B]
+    trimmed = a.masked_fill(a <= limit[:, None, None], 0)
+    own = list(keep)
+    trimmed[:, own, own] = a[:, own, own]
+    return trimmed
+
+
+def path(steps: int) -> tuple[list[float], list[float]]:
+    """Points and weights of Gauss–Legendre on 0…1; the weights sum to one."""
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return ((points + 1) / 2).tolist(), (weights / 2).tolist()
