@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 ASSETS := src/vitreous/assets
 INPUTS := pyproject.toml constraints.txt src/vitreous/version.py
 
-.PHONY: demo test test-all lint types check clean bench bench-peers docs
+.PHONY: demo test test-all lint types check clean bench bench-peers docs stub
 
 demo: $(VENV)/.core   ## explain two packaged photos with the embedded model
 	$(BIN)/vitreous explain $(ASSETS)/photos/cat.jpg --method attention,rollout,gae,cdam --out vitreous-out
@@ -42,6 +42,9 @@ bench: $(VENV)/.dev   ## every method beside those of its peers that are install
 
 bench-peers: $(VENV)/.dev   ## install the peers
 	$(PIP) install -c constraints.txt -e '.[bench]'
+
+stub: $(VENV)/.dev    ## the types of every method's options, for editors
+	$(BIN)/python docs/_make/stub.py
 
 docs: $(VENV)/.dev    ## the documentation site, in site/; pictures are kept in .cache/ while nothing changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -16,7 +16,7 @@ from PIL import Image
 import vitreous
 from vitreous.cli import options
 from vitreous.errors import OptionError
-from vitreous.evaluation.advice import line_up, named
+from vitreous.evaluation.advice import line_up
 from vitreous.images.preprocess import default
 
 
@@ -31,15 +31,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_layer_and_worthwhile_option_is_tried() -> None:
     model = zoo.model("timm ViT")
-    names = [named(*one) for one in line_up(model, None, thorough=False)]
+    names = [one.label for one in line_up(model, None, thorough=False)]
     assert names[:2] == ["random", "centre"]
     for expected in ("attention layer=0", "attention layer=2", "gradcam layer=1", "rollout discard=0.9", "gae"):
         assert expected in names
     assert len(names) == len(set(names))
     assert not any("token_ablation" in name or "optimus" in name for name in names), "costly ones only on demand"
-    thorough = [named(*one) for one in line_up(model, None, thorough=True)]
+    thorough = [one.label for one in line_up(model, None, thorough=True)]
     assert set(names) < set(thorough) and "token_ablation" in thorough
-    only = [named(*one) for one in line_up(model, ["optimus"], thorough=False)]
+    only = [one.label for one in line_up(model, ["optimus"], thorough=False)]
     assert only == ["random", "centre", "optimus"]
 
 

@@ -123,7 +123,7 @@ def test_an_error_for_real(tmp_path: Path) -> None:
 def test_a_terminal_of_few_characters(tmp_path: Path) -> None:
     ran = command("-m", "vitreous", "methods", "rollout", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "number ? 0, < 1" in ran.stdout
+    assert "number ? 0 and < 1" in ran.stdout
 
 
 @pytest.mark.slow
@@ -613,7 +613,7 @@ def test_one_method(run: Run) -> None:
     result = run("methods", "rollout")
     assert result.code == 0
     assert "rollout: How much of each patch reaches" in result.out
-    assert "number ≥ 0, < 1" in result.out
+    assert "number ≥ 0 and < 1" in result.out
     assert "mean, min, max" in result.out
     assert "start_layer" in result.out
     assert "reference: Abnar, Zuidema (2020). Quantifying attention flow in transformers." in result.out

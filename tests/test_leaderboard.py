@@ -22,7 +22,8 @@ from vitreous import METHODS, METRICS, Model
 from vitreous.cli import options
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.evaluation import leaderboard
-from vitreous.evaluation.leaderboard import Leaderboard, make_plan, pick_methods, pick_metrics, run_leaderboard
+from vitreous.evaluation.leaderboard import Leaderboard, run_leaderboard
+from vitreous.evaluation.plan import make_plan, pick_methods, pick_metrics
 from vitreous.evaluation.report.files import Log
 from vitreous.images.preprocess import IMAGENET, default
 from vitreous.metrics.case import Measured

@@ -14,11 +14,13 @@ from vitreous.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from vitreous import inspect as inspect
+    from vitreous import methods as methods
     from vitreous._support.memory import limit_memory as limit_memory
     from vitreous._support.progress import show_progress as show_progress
     from vitreous.api import explain as explain
     from vitreous.api import explain_targets as explain_targets
     from vitreous.attribution import Attribution as Attribution
+    from vitreous.declaration import ConfiguredMethod as ConfiguredMethod
     from vitreous.errors import VitreousError as VitreousError
     from vitreous.evaluation.advice import Advice as Advice
     from vitreous.evaluation.advice import advise as advise
@@ -53,6 +55,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "Attribution": "attribution",
     "Class": "trace.target",
     "Concept": "trace.concept",
+    "ConfiguredMethod": "declaration",
     "Contrast": "trace.target",
     "Layout": "models.layout",
     "Leaderboard": "evaluation.leaderboard",
@@ -83,7 +86,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "run_study": "evaluation.study.run",
     "show_progress": "_support.progress",
 }
-PARTS = ("inspect",)  # packages that are used by their name: vitreous.inspect.heads(…)
+PARTS = ("inspect", "methods")  # packages that are used by their name: vitreous.inspect.heads(…)
 __all__ = ["__version__", *HOMES, *PARTS]
 
 

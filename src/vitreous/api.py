@@ -11,24 +11,30 @@ from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, Views, attribute_all, join
 from vitreous.errors import TargetError
 from vitreous.models.model import Model
+from vitreous.registry import ConfiguredMethod
 from vitreous.trace.apply import as_images, as_model, each_of, find_method, images_at_once, per_image
 from vitreous.trace.trace import Trace
 
 
 def explain(
-    model: Model | nn.Module | str | None, images: Any, method: str = "rollout", target: Any = None, **options: Any
+    model: Model | nn.Module | str | None,
+    images: Any,
+    method: str | ConfiguredMethod = "rollout",
+    target: Any = None,
+    **options: Any,
 ) -> Attribution:
     """Explain images with one method.
 
     `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (taken as it is), or a
     `Trace`, so that several methods share one forward pass. `target`: a class number or name, "top-1" (the default),
-    "a-b", or a list with one for each image. `options`: the method's own, see `vitreous methods NAME`.
+    "a-b", or a list with one for each image. `method` with its `options` (see `vitreous methods NAME`), or both in one:
+    `vitreous.methods.rollout(discard=0.9)`.
     """
     return explain_all(model, images, method, [target], options)[0]
 
 
 def explain_targets(
-    model: Model | nn.Module | str | None, images: Any, method: str, targets: Any, **options: Any
+    model: Model | nn.Module | str | None, images: Any, method: str | ConfiguredMethod, targets: Any, **options: Any
 ) -> list[Attribution]:
     """Explain images with one method, for each of several targets: what `explain` gives for each, in less time.
 
@@ -44,11 +50,14 @@ def explain_targets(
 
 
 def explain_all(
-    model: Model | nn.Module | str | None, images: Any, method: str, targets: list[Any], options: dict[str, Any]
+    model: Model | nn.Module | str | None,
+    images: Any,
+    method: str | ConfiguredMethod,
+    targets: list[Any],
+    options: dict[str, Any],
 ) -> list[Attribution]:
     """One attribution for each target."""
-    declared = find_method(method)
-    values = declared.check(options)
+    declared, values = find_method(method, options)
     if isinstance(images, Trace):
         return attribute_all(images, declared, targets, values)
     wrapped = as_model(model)

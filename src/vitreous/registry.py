@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from vitreous.declaration import Better as Better
@@ -125,6 +126,17 @@ def import_others(kind: str) -> None:
 
 METHODS: Registry[Method] = Registry("method")
 METRICS: Registry[Metric] = Registry("metric")
+
+
+class Family(ModuleType):
+    """The folder of a family that has the name of one of its methods: called with options, it is that method."""
+
+    def __call__(self, **options: Any) -> ConfiguredMethod:
+        return METHODS[self.__name__.rpartition(".")[2]].configured(**options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(METHODS[self.__name__.rpartition(".")[2]].configured)
 
 
 def method(

@@ -14,7 +14,8 @@ from vitreous._support.progress import show_progress
 from vitreous._support.statistics import Summary
 from vitreous.cli.options import Settings
 from vitreous.cli.results import SHOWN, check_out
-from vitreous.evaluation.leaderboard import Leaderboard, make_plan
+from vitreous.evaluation.leaderboard import Leaderboard
+from vitreous.evaluation.plan import make_plan
 from vitreous.evaluation.report.files import Log, told
 from vitreous.images.dataset import read_data
 from vitreous.models.model import Model

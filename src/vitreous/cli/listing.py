@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from vitreous.declaration import takes, typed
 from vitreous.errors import ModelError, nearest
 from vitreous.references import cited
 from vitreous.registry import METHODS, METRICS, Declared, Metric, Registry
@@ -61,7 +62,7 @@ def show_one(one: Declared) -> None:
     if options:
         console.print(Padding(option_table(options), (1, 0, 0, 0)))
         name, schema = next(iter(options.items()))
-        console.print(Text(f"\nfor example: --set {one.name}.{name}={plain(schema.get('default'))}", "dim"))
+        console.print(Text(f"\nfor example: --set {one.name}.{name}={typed(schema.get('default'))}", "dim"))
     if one.cite:
         console.print(Text(f"reference: {cited(one.cite)}", "dim"))
 
@@ -77,28 +78,8 @@ def option_table(options: dict[str, Any]) -> Table:
     for head in ("option", "default", "takes", "what it does"):
         table.add_column(head, no_wrap=head == "option")
     for name, schema in options.items():
-        table.add_row(*map(Text, (name, plain(schema.get("default")), takes(schema), schema.get("description", ""))))
+        table.add_row(*map(Text, (name, typed(schema.get("default")), takes(schema), schema.get("description", ""))))
     return table
-
-
-def plain(value: Any) -> str:
-    """A value as it is typed behind --set."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(plain, value))
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def takes(schema: dict[str, Any]) -> str:
-    """The values an option takes, in words."""
-    if "anyOf" in schema:
-        return " or ".join(takes(part) for part in schema["anyOf"])
-    if "enum" in schema or "const" in schema:
-        return ", ".join(map(plain, schema.get("enum", [schema.get("const")])))
-    if "prefixItems" in schema:
-        return ",".join(takes(part) for part in schema["prefixItems"])
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {schema[key]}" for key, sign in signs.items() if key in schema]
-    return f"{schema.get('type', 'value')} {', '.join(bounds)}".strip()
 
 
 def models(pattern: str | None, as_json: bool) -> None:

@@ -5,7 +5,7 @@ Every contender is measured by one faithfulness metric beside the random control
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from torch import nn
 
 from vitreous._support.statistics import FEW, Summary, intervals
 from vitreous.errors import OptionError
-from vitreous.evaluation.leaderboard import CONTROLS, Leaderboard
+from vitreous.evaluation.leaderboard import Leaderboard
+from vitreous.evaluation.plan import CONTROLS
 from vitreous.evaluation.results import Asked, Plan
 from vitreous.images.dataset import Data, read_data
 from vitreous.models.model import Model
-from vitreous.registry import METHODS, METRICS, Method, Metric
+from vitreous.registry import METHODS, METRICS, ConfiguredMethod, Metric
 from vitreous.trace.apply import as_model
 
 
@@ -108,7 +109,7 @@ def advise(
     images: str | Path | Sequence[str | Path] | Data,
     metric: str | None = None,
     *,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | ConfiguredMethod] | None = None,
     target: Any = None,
     thorough: bool = False,
     seed: int = 0,
@@ -117,16 +118,18 @@ def advise(
     """Find the most faithful method, layer and options for this model on these images.
 
     `images`: as for the leaderboard. `metric`: a faithfulness metric; None: srg, which takes tokens away from both
-    ends. `methods`: only these. `thorough`: also methods that cost a hundred forwards and more.
+    ends. `methods`: only these; each name as it is and with every layer or option that is worth a try, and
+    `vitreous.methods.NAME(…)` with its own options alone. `thorough`: also methods that cost a hundred forward passes
+    and more.
     """
     wrapped = as_model(model)
     data = images if isinstance(images, Data) else read_data(images)
     judge = find_judge(metric)
-    entered = {named(*one): one for one in line_up(wrapped, methods, thorough)}
-    asked = {name: Asked(declared, declared.check(options)) for name, (declared, options) in entered.items()}
+    entered = {one.label: one for one in line_up(wrapped, methods, thorough)}
+    asked = {name: Asked(one.method, dict(one.values)) for name, one in entered.items()}
     board = Leaderboard(wrapped, data, Plan(asked, {judge.name: judged_by(judge, wrapped)}, target, seed))
     board.run(after)
-    return conclude(board, board.summary(), {name: options for name, (_, options) in entered.items()})
+    return conclude(board, board.summary(), entered)
 
 
 def find_judge(name: str | None) -> Metric:
@@ -143,26 +146,26 @@ def judged_by(judge: Metric, model: Model) -> Asked[Metric]:
     return Asked(judge, judge.check({"by": "pixels"} if windows else {}))
 
 
-def named(declared: Method, options: dict[str, Any]) -> str:
-    return " ".join([declared.name, *(f"{key}={value}" for key, value in options.items())])
-
-
-def line_up(model: Model, names: Sequence[str] | None, thorough: bool) -> Iterator[tuple[Method, dict[str, Any]]]:
+def line_up(model: Model, given: Sequence[str | ConfiguredMethod] | None, thorough: bool) -> Iterator[ConfiguredMethod]:
     """Each method as it is, and with every layer or option that is worth a try."""
     for name in CONTROLS:
-        yield METHODS[name], {}
-    for declared in [METHODS[name] for name in names] if names else METHODS.values():
+        yield METHODS[name].configured()
+    for one in given or METHODS:
+        if isinstance(one, ConfiguredMethod):
+            yield one
+            continue
+        declared = METHODS[one]
         costly = declared.alone or declared.costly
-        if declared.family == "control" or (costly and not thorough and not names):
+        if declared.family == "control" or (costly and not thorough and not given):
             continue
         layered = "layer" in declared.options.model_fields and not costly
         tried: list[dict[str, Any]] = [{"layer": i} for i in range(model.layout.layers)] if layered else []
         if not layered or declared.options.model_fields["layer"].default is None:  # all layers together
             tried.insert(0, {})
-        yield from ((declared, options) for options in [*tried, *map(dict, declared.tried)])
+        yield from (declared.configured(**options) for options in (*tried, *declared.tried))
 
 
-def conclude(board: Leaderboard, summary: Summary, options: dict[str, dict[str, Any]]) -> Advice:
+def conclude(board: Leaderboard, summary: Summary, entered: Mapping[str, ConfiguredMethod]) -> Advice:
     """From the table to an answer."""
     costs = board.costs()
     made = []
@@ -170,10 +173,10 @@ def conclude(board: Leaderboard, summary: Summary, options: dict[str, dict[str, 
         if np.isnan(summary.mean[m, 0]) or name in CONTROLS:
             continue
         cost = costs[name].ratio if name in costs else float("nan")
-        method = board.plan.methods[name].declared.name
+        one = entered[name]
         score, low, high = summary.mean[m, 0], summary.low[m, 0], summary.high[m, 0]
         gain, gain_low, gain_high = summary.gain[m, 0], summary.gain_low[m, 0], summary.gain_high[m, 0]
-        made.append(Contender(name, method, options[name], score, low, high, gain, gain_low, gain_high, cost))
+        made.append(Contender(name, one.name, one.options, score, low, high, gain, gain_low, gain_high, cost))
     made.sort(key=lambda one: -one.gain)
     control = summary.methods.index(summary.control)
     (metric,) = summary.metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,35 +16,32 @@ from vitreous._support.memory import in_batches, out_of_memory
 from vitreous._support.progress import steps
 from vitreous._support.statistics import Moments
 from vitreous.attribution import Attribution, attribute
-from vitreous.errors import InputError, OptionError, TargetError, Unsupported, explained, nearest
+from vitreous.errors import InputError, OptionError, TargetError, Unsupported, explained
+from vitreous.evaluation.plan import Methods, Settings, make_plan
 from vitreous.evaluation.report.files import write_all
-from vitreous.evaluation.results import BROKEN, NO_MASK, UNTOLD, About, Asked, Board, Example, Plan, describes
+from vitreous.evaluation.results import BROKEN, NO_MASK, UNTOLD, About, Asked, Board, Example, Plan
 from vitreous.images.dataset import Data, read_data
 from vitreous.images.masks import Mask
 from vitreous.images.readers import Batch, Loaded, Reader, from_jpeg
 from vitreous.metrics.case import Measured, make_case, measure, no_target
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
-from vitreous.registry import METHODS, METRICS, Method, Metric
+from vitreous.registry import METHODS, Method, Metric
 from vitreous.trace.apply import as_model, choose, images_at_once
 from vitreous.trace.target import Class, Target, fix, of_image, title
 from vitreous.trace.trace import Trace
 
-CONTROLS = ("random", "centre")
-USUAL = ("token_deletion", "deletion", "insertion", "sparsity")
-USUAL_WITH_MASKS = ("pointing_game", "energy_in_mask")
 PERMANENT = (Unsupported, TargetError, OptionError)  # the next batch would end the same way
 TIMED = 3  # batches in which every method runs on a trace of its own, so that its cost can be told
 EXAMPLES = 4  # images whose maps are shown
 
-Settings = Mapping[str, Mapping[str, Any]]
 After = Callable[[list[int]], None]
 
 
 def run_leaderboard(
     model: Model | nn.Module | str | None,
     data: str | Path | Sequence[str | Path] | Data,
-    methods: str | Sequence[str] | None = None,
+    methods: Methods | None = None,
     metrics: str | Sequence[str] | None = None,
     *,
     masks: str | Path | None = None,
@@ -57,87 +54,16 @@ def run_leaderboard(
     """Measure methods on a data set; `.save(folder)` writes the tables and the report.
 
     `data`: a folder, a folder of class folders, a CSV or files. `methods`, `metrics`: names, "all", or a family of
-    metrics; None: a quick choice. `target`: "label", "top-1" or what `explain` takes; None: the label where it is
-    known, else top-1. `options`: {"rollout": {"discard": 0.9}, "deletion": {"steps": 20}}. `limit`: only the first so
-    many pictures; `sample`: so many by chance.
+    metrics; None: a quick choice. A method may come with its options: `vitreous.methods.rollout(discard=0.9)`.
+    `target`: "label", "top-1" or what `explain` takes; None: the label where it is known, else top-1. `options`:
+    {"rollout": {"discard": 0.9}, "deletion": {"steps": 20}}. `limit`: use only the first N images; `sample`: N chosen
+    at random.
     """
     found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
     plan = make_plan(methods, metrics, options or {}, found, target, seed)
     board = Leaderboard(as_model(model), found, plan)
     board.run()
     return board
-
-
-# ------------------------------------------------------------------------------------------------------------ planning
-
-
-def make_plan(
-    methods: str | Sequence[str] | None,
-    metrics: str | Sequence[str] | None,
-    options: Settings,
-    data: Data,
-    target: Any = None,
-    seed: int = 0,
-) -> Plan:
-    """What is asked for, checked before anything runs; the controls are always there."""
-    if not len(data):
-        raise InputError(f"{data.source}: no picture is left to measure")
-    if target == "label" and all(sample.label is None for sample in data.samples):
-        raise TargetError(f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1")
-    chosen = pick_methods(methods)
-    measured, notes = pick_metrics(metrics, data.masked)
-    known = {*chosen, *(one.name for one in measured)}
-    for name in options:
-        if name not in known:
-            raise OptionError(f"options for {name}: it is not among the methods and metrics asked for")
-    return Plan(
-        {name: Asked(METHODS[name], METHODS[name].check(options.get(name, {}))) for name in chosen},
-        {one.name: Asked(one, one.check(options.get(one.name, {}))) for one in sorted(measured, key=describes)},
-        target,
-        seed,
-        notes,
-    )
-
-
-def pick_methods(given: str | Sequence[str] | None) -> list[str]:
-    """Names, once each; the controls come first."""
-    words = [one.name for one in METHODS.values() if one.quick] if given is None else listed(given)
-    if words == ["all"]:
-        words = list(METHODS)
-    return list(dict.fromkeys([*CONTROLS, *(METHODS[name].name for name in words)]))
-
-
-def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[Metric], tuple[str, ...]]:
-    """Metrics by name or family; those that need masks only where there are some, unless they are named."""
-    if given is None:
-        usual = (*USUAL, *USUAL_WITH_MASKS) if masked else USUAL
-        return [METRICS[name] for name in usual if name in METRICS], ()
-    chosen: dict[str, Metric] = {}
-    without: list[str] = []
-    families = {one.family for one in METRICS.values()}
-    for word in listed(given):
-        if word not in METRICS and word not in (*families, "all"):
-            raise OptionError(f"unknown metric {word!r}{nearest(word, [*METRICS, *families, 'all'])}")
-        several = word not in METRICS
-        for one in [m for m in METRICS.values() if word in (m.name, "all") or (several and word == m.family)]:
-            if one.masks and not masked and not several:
-                raise InputError(f"{one.name} needs to know where the object is: give masks, or a CSV with mask or box")
-            if one.masks and not masked:
-                without.append(one.name)
-            else:
-                chosen[one.name] = one
-    if not chosen:
-        raise InputError(f"{', '.join(without)}: all need masks; give masks, or a CSV with mask or box")
-    note = f"without {', '.join(dict.fromkeys(without))}: no picture has a mask"
-    return list(chosen.values()), (note,) if without else ()
-
-
-def listed(given: str | Sequence[str]) -> list[str]:
-    words = given.split(",") if isinstance(given, str) else given
-    found = [word.strip().replace("-", "_") for word in words if word.strip()]
-    if not found:
-        raise OptionError("name at least one method and one metric; see: vitreous methods, vitreous metrics")
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring

@@ -1,1 +1,23 @@
-"""One method, one file: find it by its name in the folder of its family."""
+"""One method, one file, in the folder of its family; and each by its name, with options: `methods.gae(start_layer=2)`.
+
+What a name gives (`ConfiguredMethod`) is taken wherever a method's name is. Editors and type checkers read the names
+and their options in `__init__.pyi`, which `make stub` writes from the declarations; methods of other packages are here
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vitreous.declaration import ConfiguredMethod
+from vitreous.registry import METHODS
+
+
+def __getattr__(name: str) -> Callable[..., ConfiguredMethod]:
+    if name.startswith("_") or name not in METHODS:
+        raise AttributeError(f"module 'vitreous.methods' has no attribute {name!r}; see: vitreous methods")
+    return METHODS[name].configured
+
+
+def __dir__() -> list[str]:
+    return sorted(METHODS)

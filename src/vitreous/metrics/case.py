@@ -21,7 +21,7 @@ from vitreous.attribution import Attribution, attribute
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.models.model import Model
-from vitreous.registry import METHODS, METRICS, Better, Method, Metric
+from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
 from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, per_image
 from vitreous.trace.target import Target, fix
 from vitreous.trace.trace import Trace
@@ -105,7 +105,7 @@ class Score:
 def evaluate(
     model: Model | nn.Module | str | None,
     images: Any,
-    explained: Attribution | str | Any,
+    explained: Attribution | str | ConfiguredMethod | Any,
     metric: str,
     target: Any = None,
     masks: Any = None,
@@ -113,9 +113,10 @@ def evaluate(
 ) -> Score:
     """Measure how good maps are.
 
-    `explained`: a method's name, an `Attribution`, or maps [B h w] or [B H W]. `metric`: see `vitreous metrics`.
-    `target`: as for `explain`; None: what the attribution explains, else each image's best class. `masks`: where the
-    object is, for the metrics that ask: one for each image (a file, an array [Y X] or a box; None: unknown).
+    `explained`: a method's name or `vitreous.methods.NAME(…)`, an `Attribution`, or maps [B h w] or [B H W]. `metric`:
+    see `vitreous metrics`. `target`: as for `explain`; None: what the attribution explains, else each image's best
+    class. `masks`: where the object is, for the metrics that ask: one for each image (a file, an array [Y X] or a box;
+    None: unknown).
     """
     declared = METRICS[metric]
     values = declared.check(options)
@@ -126,7 +127,7 @@ def evaluate(
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
     masks = None if masks is None else check_masks(masks, listed)
-    maps = None if isinstance(explained, str) else maps_of(explained, len(listed))
+    maps = None if isinstance(explained, str | ConfiguredMethod) else maps_of(explained, len(listed))
     method, settings = method_of(explained)
 
     def run(part: slice) -> Measured:
@@ -223,9 +224,8 @@ def target_of(explained: Any) -> Any:
 
 def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:
     """The method behind a map, where it is known, and its options."""
-    if isinstance(explained, str):
-        declared = find_method(explained)
-        return declared, declared.check({})
+    if isinstance(explained, str | ConfiguredMethod):
+        return find_method(explained, {})
     if isinstance(explained, Attribution) and explained.method in METHODS:
         declared = METHODS[explained.method]
         return declared, declared.check(dict(explained.options))

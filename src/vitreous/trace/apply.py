@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from vitreous.images import pictures
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
 from vitreous.models.model import Model
-from vitreous.registry import METHODS, Method, Noted
+from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
@@ -28,10 +28,16 @@ from vitreous.types import Images, Output
 BATCH = {"cpu": 16, "cuda": 256}  # images at a time, where memory allows
 
 
-def find_method(name: str) -> Method:
-    if not isinstance(name, str):
-        raise OptionError(f"a method is given by its name, not as a {type(name).__name__}; see vitreous.METHODS")
-    return METHODS[name]
+def find_method(method: str | ConfiguredMethod, options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """A method, given by its name or with options of its own, and the values of all its options."""
+    if isinstance(method, ConfiguredMethod):
+        if options:
+            raise OptionError(f"{method!r} has its own options; give {', '.join(options)} there, or the method's name")
+        return method.method, dict(method.values)
+    if not isinstance(method, str):
+        said = f"a method is given by its name or as vitreous.methods.NAME(…), not as a {type(method).__name__}"
+        raise OptionError(f"{said}; see vitreous.METHODS")
+    return METHODS[method], METHODS[method].check(options)
 
 
 def as_model(model: Model | nn.Module | str | None) -> Model:

@@ -13,8 +13,9 @@ import torch
 
 from vitreous._support.statistics import Moments, Summary
 from vitreous.attribution import Attribution
-from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, make_plan, measure_method
+from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, measure_method
 from vitreous.evaluation.leaderboard import Scene as Measuring
+from vitreous.evaluation.plan import make_plan
 from vitreous.evaluation.results import About, Asked, Board, Example, Plan
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings

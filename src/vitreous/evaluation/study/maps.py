@@ -63,7 +63,7 @@ def pick_methods(
     given: str | Sequence[str] | None, usual: Sequence[str], settings: Settings
 ) -> dict[str, dict[str, Any]]:
     """Names with all their options, checked; what is set for a method that is not asked for is an error."""
-    from vitreous.evaluation.leaderboard import listed
+    from vitreous.evaluation.plan import listed
 
     words = list(usual) if given is None else listed(given)
     names = list(METHODS) if words == ["all"] else [METHODS[name].name for name in words]

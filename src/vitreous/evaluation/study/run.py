@@ -11,6 +11,7 @@ from torch import nn
 
 from vitreous._support.progress import counting
 from vitreous.errors import OptionError
+from vitreous.evaluation.plan import Methods, by_name
 from vitreous.evaluation.study.kind import Kind, Settings, find_kind
 from vitreous.evaluation.study.local import run_local
 from vitreous.evaluation.study.plan import Planned, Source, plan
@@ -29,7 +30,7 @@ def run_study(
     model: Given | Sequence[Given] = None,
     out: str | Path = "vitreous-out",
     *,
-    methods: str | Sequence[str] | None = None,
+    methods: Methods | None = None,
     metrics: str | Sequence[str] | None = None,
     options: Settings | None = None,
     target: Any = None,
@@ -52,8 +53,9 @@ def run_study(
     itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `workers`: processes that read
     pictures; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
+    names, settings = by_name(methods, options or {})
     found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
-    made = make_kind(kind, methods, metrics, options or {}, found, seed)
+    made = make_kind(kind, names, metrics, settings, found, seed)
     several: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     choice = {"limit": limit, "sample": sample, "seed": seed}
     planned, loaded = plan(

@@ -1,0 +1,323 @@
+"""Every method with its options, for editors and type checkers. Written by `make stub`: do not edit."""
+
+from typing import Literal
+
+from vitreous.declaration import ConfiguredMethod
+
+def optimus(
+    *,
+    metric: str = "token_deletion",
+    single_heads: bool = True,
+    controls: int = 16,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The most faithful of all maps that this model's attention can give, chosen for each image by a metric; the best
+    attention map, at a high cost.
+
+    metric: the faithfulness metric that decides, see: vitreous metrics
+    single_heads: try each head alone as well
+    controls: random maps that are scored beside
+    seed: of the random maps
+    """
+
+def attention(
+    *,
+    layer: int = -1,
+    heads: Literal["mean", "max", "min"] | int = "mean",
+    across: Literal["none", "mean", "min", "max"] = "none",
+    query: Literal["read-out"] | tuple[int, int] = "read-out",
+) -> ConfiguredMethod:
+    """How much the tokens that the classifier reads attend to each patch, in one layer or over all; a first look, the
+    same for every class.
+
+    layer: layer from 0, or from the end by -1, -2, …
+    heads: how the attention heads become one, or one head's number
+    across: over all layers, in place of one layer
+    query: whose attention: the tokens that the classifier reads, or the patch (row, column)
+    """
+
+def attention_flow(
+    *,
+    heads: Literal["mean", "min", "max"] = "mean",
+    discard: float = 0.0,
+    residual: float = 0.5,
+    start_layer: int = 0,
+) -> ConfiguredMethod:
+    """The maximum flow from each patch to the tokens that the classifier reads, with attention as capacities; a slow
+    alternative to rollout.
+
+    heads: how the heads of a layer become one
+    discard: share of each layer's smallest attentions that is set to zero
+    residual: weight of the skip connection
+    start_layer: first layer of the network of flows
+    """
+
+def cass_attention(
+    *,
+    space: Literal["patch", "pixel"] = "patch",
+    samples: int = 16,
+    sigma: float = 0.15,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The attention of all heads, each weighted by its similarity to a saliency map of the class; shows what the heads
+    that follow the class look at.
+
+    space: where attention and saliency are compared
+    samples: noisy copies of each image for the saliency
+    sigma: noise, as a share of the image's range of values
+    seed: another seed gives other noise
+    """
+
+def norm_attention(
+    *,
+    residual: bool = False,
+    layer: int | None = None,
+) -> ConfiguredMethod:
+    """Attention weighted by the norms of the value vectors that it moves; use it where large attention may carry
+    little, as on sink tokens.
+
+    residual: with each token itself in what it takes from itself (2021)
+    layer: one layer's own row, from 0, or from the end by -1, -2, …; none: all layers
+    """
+
+def rollout(
+    *,
+    heads: Literal["mean", "min", "max"] = "mean",
+    discard: float = 0.0,
+    residual: float = 0.5,
+    start_layer: int = 0,
+) -> ConfiguredMethod:
+    """How much of each patch reaches, through all layers, the tokens that the classifier reads; the usual attention
+    map, the same for every class.
+
+    heads: how the heads of a layer become one
+    discard: share of each layer's smallest attentions that is set to zero
+    residual: weight of the skip connection
+    start_layer: first layer of the product
+    """
+
+def value_zeroing(
+    *,
+    layer: int | None = None,
+) -> ConfiguredMethod:
+    """How much the tokens that the classifier reads change when a patch's value vector is set to zero; use it to test
+    what attention only suggests.
+
+    layer: one layer's own row, from 0, or from the end by -1, -2, …; none: all layers
+    """
+
+def cdam(
+    *,
+    variant: Literal["vanilla", "smooth", "integrated"] = "vanilla",
+    split: Literal["total", "value", "key"] = "total",
+    samples: int = 16,
+    sigma: float = 0.1,
+    steps: int = 20,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """Gradient × input at the last attention layer's tokens (class-discriminative attention map); a quick, signed map
+    for a class, concept or text.
+
+    variant: the gradient at T, its mean over noise on T, or over the way from 0 to T
+    split: only what passes through the values (proportional to attention) or through the keys
+    samples: smooth: noisy copies
+    sigma: smooth: noise, in standard deviations of T
+    steps: integrated: points of the way
+    seed: smooth: another seed gives other noise
+    """
+
+def gae(
+    *,
+    start_layer: int = 0,
+) -> ConfiguredMethod:
+    """Attention that raises the score, followed through all layers (generic attention explainability); a good first map
+    for a class.
+
+    start_layer: first layer of the product
+    """
+
+def grad_rollout(
+    *,
+    discard: float = 0.0,
+    start_layer: int = 0,
+) -> ConfiguredMethod:
+    """Rollout over attention weighted by its gradient; use it for a rollout that depends on the class.
+
+    discard: share of each layer's smallest entries that is set to zero
+    start_layer: first layer of the product
+    """
+
+def legrad(
+    *,
+    pool: Literal["mean", "readout"] = "mean",
+) -> ConfiguredMethod:
+    """The patches to which more attention would raise the score, averaged over all layers; use it to outline the object
+    of a class or a text.
+
+    pool: the tokens of a layer that its score reads: all, or the read-out
+    """
+
+def transformer_attribution(
+    *,
+    start_layer: int = 0,
+    precision: Literal["double", "single"] = "double",
+) -> ConfiguredMethod:
+    """Rollout over the relevance of attention (layer-wise relevance propagation), weighted by its gradient; the
+    costlier predecessor of gae.
+
+    start_layer: first layer of the product
+    precision: double: exact; single: the model's own, for GPUs: faster, but rough
+    """
+
+def gradcam(
+    *,
+    layer: int = -1,
+) -> ConfiguredMethod:
+    """The tokens that enter an attention layer, each channel weighted by its mean gradient; a quick, signed map for a
+    class, also on Swin and its kind.
+
+    layer: layer from 0, or from the end by -1, -2, …
+    """
+
+def centre(
+    *,
+    width: float = 0.5,
+) -> ConfiguredMethod:
+    """A blob in the middle of every image; a control to compare with, because objects are often photographed there.
+
+    width: standard deviation, in half sides of the image
+    """
+
+def random(
+    *,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """Uniform noise; the control that a map must beat to say anything about the model.
+
+    seed: another seed gives another map
+    """
+
+def gradient(
+    *,
+    reduce: Literal["abs-mean", "sum", "max-abs"] = "abs-mean",
+) -> ConfiguredMethod:
+    """How much the score changes when a pixel changes a little; a quick map of single pixels for any network, but a
+    noisy one.
+
+    reduce: how the colour channels become one: only sum keeps the sign
+    """
+
+def input_x_gradient() -> ConfiguredMethod:
+    """Each (normalised) pixel times its gradient, a first estimate of what it adds to the score; quick and signed, for
+    any network."""
+
+def integrated_gradients(
+    *,
+    steps: int = 50,
+    baseline: Literal["zero", "blur", "noise"] = "zero",
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """What each pixel adds to the score along the path from a baseline to the image; use it when the parts must add up
+    to the score.
+
+    steps: points of the path (Gauss–Legendre)
+    baseline: where the path begins; zero: the mean colour
+    seed: of the noise baseline
+    """
+
+def smoothgrad(
+    *,
+    samples: int = 16,
+    sigma: float = 0.15,
+    power: Literal[1, 2] = 1,
+    reduce: Literal["abs-mean", "sum", "max-abs"] = "abs-mean",
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The gradient averaged over noisy copies of the image; use it where the plain gradient is too noisy to read.
+
+    samples: noisy copies of each image
+    sigma: noise, as a share of the image's range of values
+    power: 2: the mean of the squared gradients
+    reduce: how the colour channels become one: only sum keeps the sign
+    seed: another seed gives other noise
+    """
+
+def attn_lrp(
+    *,
+    wrt: Literal["tokens", "image"] = "tokens",
+) -> ConfiguredMethod:
+    """Relevance propagated through all layers, attention included, back to the patches or pixels; use it to see
+    evidence for and against a class.
+
+    wrt: relevance of the patches at the first block, or of the pixels
+    """
+
+def cp_lrp(
+    *,
+    wrt: Literal["tokens", "image"] = "tokens",
+) -> ConfiguredMethod:
+    """Relevance propagated through the values only, with attention held constant; use it beside attn_lrp, for evidence
+    for and against a class.
+
+    wrt: relevance of the patches at the first block, or of the pixels
+    """
+
+def occlusion(
+    *,
+    fill: Literal["mean", "blur", "zero"] = "mean",
+    window: int = 1,
+    stride: int = 1,
+    of: Literal["logit", "probability"] = "logit",
+) -> ConfiguredMethod:
+    """How much the score falls when a window of the image is hidden; a direct test for any network, at one forward pass
+    for each window.
+
+    fill: what hides: the image's mean colour, its blurred self, or zeros
+    window: side of what is hidden at a time, in patches
+    stride: from one window to the next, in patches
+    of: of what the drop is measured
+    """
+
+def rise(
+    *,
+    masks: int = 500,
+    cells: int = 7,
+    keep: float = 0.5,
+    fill: Literal["mean", "blur", "zero"] = "zero",
+    of: Literal["logit", "probability"] = "logit",
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The mean score over the random masks that show a pixel; for networks of which only the output is known, at
+    hundreds of forward passes.
+
+    masks: runs of each image; the published 4000 to 8000 are smoother
+    cells: cells of a mask, down and across
+    keep: share of the cells that stay visible
+    fill: what hides: the image's mean colour, its blurred self, or zeros
+    of: what is averaged
+    seed: another seed gives other masks
+    """
+
+def token_ablation(
+    *,
+    of: Literal["logit", "probability"] = "logit",
+) -> ConfiguredMethod:
+    """How much the score falls when a patch's token is removed from the sequence; the effect of each patch itself, at
+    one forward pass for each.
+
+    of: of what the drop is measured
+    """
+
+def vit_cx(
+    *,
+    threshold: float = 0.1,
+    noise: float = 0.1,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The mean score over masks made of the model's own feature maps, less the harm of what hides the rest; like rise,
+    with fewer forward passes.
+
+    threshold: masks nearer than this cosine distance are merged
+    noise: standard deviation of what hides; 0: zeros
+    seed: another seed gives other noise
+    """
