@@ -606,7 +606,7 @@ def test_methods(run: Run) -> None:
     assert all(name in result.out for name in METHODS)
     assert {METHODS[name].family for name in METHODS} <= set(result.out.splitlines())
     assert max(map(len, result.out.splitlines())) <= 80
-    assert "Where the tokens that the head reads look" in result.out
+    assert "How much the tokens that the classifier reads attend" in result.out
 
 
 def test_one_method(run: Run) -> None:
@@ -614,7 +614,7 @@ def test_one_method(run: Run) -> None:
     assert result.code == 0
     assert "rollout: How much of each patch reaches" in result.out
     assert "number ≥ 0 and < 1" in result.out
-    assert "mean, min, max" in result.out
+    assert "mean, min or max" in result.out
     assert "start_layer" in result.out
     assert "reference: Abnar, Zuidema (2020). Quantifying attention flow in transformers." in result.out
     assert max(map(len, result.out.splitlines())) <= 80

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import vitreous
 from vitreous import Model, Trace
 from vitreous._support.progress import listening
-from vitreous.cli.main import maximize as command
+from vitreous.cli.commands import maximize as command
 from vitreous.errors import OptionError, TargetError, Unsupported
 from vitreous.inspect.maximize.canvas import AXES, SPREAD, START, Canvas, fourier_paint
 from vitreous.inspect.maximize.maximize import maximize
@@ -514,7 +514,7 @@ def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
     "options", [{"steps": 0}, {"rate": 0.0}, {"copies": 0}, {"jitter": -1}, {"tv": -1.0}, {"seed": -1}, {"decay": 9.0}]
 )
 def test_options_have_bounds(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=rf"maximize\.{next(iter(options))}="):
+    with pytest.raises(OptionError, match=rf"maximize\.{next(iter(options))} takes "):
         maximize(zoo.model("timm ViT"), "class:1", **options)
 
 
@@ -555,4 +555,4 @@ def test_the_command_in_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         stopped = run("maximize", "-u", "class:1", "--steps", 5)
     assert stopped.code == 130 and "stopped after 1 of 5 steps" in stopped.out and "interrupted" in stopped.err
     assert "block 9 is out of range" in run("maximize", "-u", "block:9/channel:1").error
-    assert "maximize.steps=0" in run("maximize", "-u", "class:1", "--steps", 0).error
+    assert "maximize.steps takes a whole number ≥ 1" in run("maximize", "-u", "class:1", "--steps", 0).error

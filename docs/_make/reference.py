@@ -13,7 +13,7 @@ import vitreous
 from vitreous.cli.main import app
 
 GROUPS = {
-    "Load and explain": ("load", "Model", "explain", "explain_targets", "Attribution"),
+    "Load and explain": ("load", "Model", "explain", "explain_targets", "methods", "ConfiguredMethod", "Attribution"),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
     "Look inside": ("inspect", "maximize", "Maximized", "cass", "Trace", "Layout"),
     "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron"),
@@ -93,7 +93,7 @@ def describe(name: str, value: Any) -> list[str]:
 
 def functions_of(module: Any) -> Iterator[list[str]]:
     """The functions a module offers."""
-    for name in module.__all__:
+    for name in getattr(module, "__all__", ()):  # those of vitreous.methods have pages of their own
         value = getattr(module, name)
         if inspect.isfunction(value):
             short = module.__name__.removeprefix("vitreous.")

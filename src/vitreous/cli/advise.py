@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous._support.progress import show_progress
+from vitreous.cli.arguments import Choice
+from vitreous.cli.options import pick_methods
 from vitreous.cli.results import SHOWN, check_out
 from vitreous.evaluation.advice import Advice, Contender, advise
 from vitreous.images.dataset import read_data
@@ -29,17 +31,16 @@ def run(
     methods: str | None,
     target: str | None,
     thorough: bool,
-    limit: int | None,
-    seed: int,
+    choice: Choice,
     out: Path | None,
     as_json: bool,
 ) -> None:
     if out is not None:
         check_out(out)
-    data = read_data(sources[0] if len(sources) == 1 else sources).take(limit, None, seed)
-    names = None if methods is None else [name.strip().replace("-", "_") for name in methods.split(",")]
+    data = read_data(sources[0] if len(sources) == 1 else sources).take(choice.limit, choice.sample, choice.seed)
+    names = None if methods is None else [one.name for one in pick_methods(methods)[0]]
     with show_progress(False if as_json else None):
-        found = advise(load(), data, metric, methods=names, target=target, thorough=thorough, seed=seed)
+        found = advise(load(), data, metric, methods=names, target=target, thorough=thorough, seed=choice.seed)
     files = found.board.save(out) if out is not None else []
     if as_json:
         typer.echo(json.dumps(told(found, files), indent=2))

@@ -1,30 +1,180 @@
-"""Options that several commands share; nothing here imports torch."""
+"""The options that commands share, each declared once; nothing here imports torch.
+
+A group of options is a frozen dataclass. A command under `@grouped` takes the group as one parameter, and Typer sees
+its fields. In every command the options stand in this order: which model, which methods, metrics and target, what is
+the command's own, which images, how it is computed, where the results go.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="timm name, hf/ID-or-folder, torchvision/NAME, openclip/NAME; default: the embedded one."
+if TYPE_CHECKING:
+    from vitreous.models.model import Model
+
+OUT = Path("vitreous-out")
+
+# ------------------------------------------------------------------------------------------------- what is worked on
+
+Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.", metavar="IMAGE...")]
+DataSet = Annotated[
+    str,
+    typer.Argument(
+        help="A folder of images or of class folders, a CSV (image, label, mask or box), tar shards or a Hugging Face "
+        "data set on disk.",
+        metavar="DATA",
     ),
 ]
-WeightsFile = Annotated[
-    str | None, typer.Option("--weights", "-w", help="Checkpoint file (.safetensors, .pth), or random.")
+ClassFolders = Annotated[
+    Path, typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
 ]
-LabelsFile = Annotated[Path | None, typer.Option("--labels", help="Class names: one a line, or JSON.")]
+
+# ------------------------------------------------------------------------------------------------------- which model
+
+MODEL = "timm name, hf/ID-or-folder, torchvision/NAME or openclip/NAME; default: the embedded model."
+WEIGHTS = "Checkpoint file (.safetensors, .pth), or random."
+ModelName = Annotated[str | None, typer.Option("--model", "-m", help=MODEL)]
+ModelNames = Annotated[list[str] | None, typer.Option("--model", "-m", help=f"{MODEL} May be repeated.")]
+WeightsFile = Annotated[str | None, typer.Option("--weights", "-w", help=WEIGHTS)]
+WeightsFiles = Annotated[list[str] | None, typer.Option("--weights", "-w", help=f"{WEIGHTS} One for each --model.")]
 ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input size: 384 or 224x448.")]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one.")
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or mps; default: the GPU if there is one.")
+]
+LabelsFile = Annotated[Path | None, typer.Option("--labels", help="Class names: one a line, or JSON.")]
+ProbeFile = Annotated[
+    Path | None,
+    typer.Option("--probe", help="A file of vitreous probe train: use its classes instead of the model's own."),
 ]
 Memory = Annotated[
-    str | None, typer.Option("--memory", help="Use about so much memory: 4GB, 512MiB; default: half of what is free.")
+    str | None, typer.Option("--memory", help="Use about this much memory: 4GB, 512MiB; default: half of what is free.")
 ]
+
+# ------------------------------------------------------------------------------------------------------ what is asked
+
+METHODS = typer.Option(
+    "--method", "--methods", "-x", help="Methods, separated by commas, or all; see: vitreous methods."
+)
+TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
+MethodNames = Annotated[str, METHODS]
+MethodsOrDefault = Annotated[str | None, METHODS]
+MetricNames = Annotated[
+    str | None,
+    typer.Option("--metrics", help="Metrics or families of them, separated by commas, or all; see: vitreous metrics."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="An option of a method or metric: rollout.discard=0.9. May be repeated."),
+]
+Target = Annotated[str | None, typer.Option("--target", "-t", help=TARGET)]
+Targets = Annotated[str | None, typer.Option("--target", "-t", help=f"{TARGET} Several are separated by commas.")]
+Masks = Annotated[Path | None, typer.Option("--masks", help="A folder with a mask for each image, of the same name.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N images.", min=1)]
+Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]
+
+# ------------------------------------------------------------------------------------------------ what the results are
+
+BATCH = typer.Option("--batch", help="Images at a time; a study without it takes what memory allows.", min=1)
+FOLDER = typer.Option("--out", "-o", help="Folder for the results.")
+OutFolder = Annotated[Path, FOLDER]
+OutIfAny = Annotated[Path | None, FOLDER]
+FILE = typer.Option("--out", "-o", help="File to write.")
+OutFile = Annotated[Path, FILE]
+OutFileIfAny = Annotated[Path | None, FILE]
+Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
-ProbeFile = Annotated[
-    Path | None, typer.Option("--probe", help="A file of vitreous probe train: its classes instead of the model's own.")
-]
+
+
+# ------------------------------------------------------------------------------------------------------------- groups
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Which network, and where it runs."""
+
+    model: ModelName = None
+    weights: WeightsFile = None
+    img_size: ImageSize = None
+    device: Device = None
+
+    def load(self) -> Model:
+        from vitreous.cli.options import load_model
+
+        return load_model(self.model, self.weights, self.device, self.img_size)
+
+
+@dataclass(frozen=True)
+class Source(Backbone):
+    """Which model, where it runs, and how much memory it may use."""
+
+    labels: LabelsFile = None
+    probe: ProbeFile = None
+    memory: Memory = None
+
+    def load(self) -> Model:
+        from vitreous.cli.options import load_model
+
+        return load_model(self.model, self.weights, self.device, self.img_size, self.labels, self.probe)
+
+    def limited(self) -> AbstractContextManager[None]:
+        """Within this context, memory is used as it was asked for."""
+        from vitreous._support.memory import limit_memory
+
+        return limit_memory(self.memory)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which images of a data set."""
+
+    limit: Limit = None
+    sample: Sample = None
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class Saliency:
+    """How the saliency of a class is found and compared with attention."""
+
+    samples: Annotated[int, typer.Option(help="Noisy copies of each image for the saliency map.")] = 16
+    sigma: Annotated[float, typer.Option(help="Noise, as a share of the image's range of values.")] = 0.15
+    space: Annotated[str, typer.Option(help="Where attention and saliency are compared: patch or pixel.")] = "patch"
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for Typer: each parameter that is a group of options stands for these options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    seen: list[inspect.Parameter] = []
+    for given in inspect.signature(command).parameters.values():
+        if given.name in groups:
+            seen += fields_of(groups[given.name])
+        else:
+            seen.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[given.name]))
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        made = {name: kind(**{f.name: options.pop(f.name) for f in fields_of(kind)}) for name, kind in groups.items()}
+        command(**options, **made)
+
+    run.__signature__ = inspect.Signature(seen)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in seen}
+    return run
+
+
+def fields_of(group: Any) -> Iterator[inspect.Parameter]:
+    """The options of a group, as Typer reads them."""
+    hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        usual = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(field.name, usual, default=field.default, annotation=hints[field.name])

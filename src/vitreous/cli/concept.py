@@ -1,4 +1,4 @@
-"""`vitreous concept build` and `vitreous concept list`: concepts from a few example pictures."""
+"""`vitreous concept build` and `vitreous concept list`: concepts from a few example images."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.arguments import Device, ImageSize, ModelName, WeightsFile
+from vitreous.cli.arguments import Backbone, Images, OutFileIfAny, grouped
 from vitreous.errors import OptionError
 
-app = typer.Typer(help="Build concepts from example pictures, for --target concept:NAME.")
+app = typer.Typer(help="Build concepts from example images, for --target concept:NAME.")
 KINDS = ("dot", "cosine", "l2")
 
 
 @app.command()
+@grouped
 def build(
-    name: Annotated[str, typer.Argument(help="What to call it.", metavar="NAME")],
-    images: Annotated[list[str], typer.Argument(help="Example pictures, folders or patterns.", metavar="IMAGE...")],
-    model: ModelName = None,
-    weights: WeightsFile = None,
+    name: Annotated[str, typer.Argument(help="Name of the concept.", metavar="NAME")],
+    images: Images,
+    *,
+    backbone: Backbone,
     similarity: Annotated[str, typer.Option(help="dot, cosine or l2 (minus the distance).")] = "dot",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file; default: vitreous-concepts/NAME.safetensors.")
-    ] = None,
-    img_size: ImageSize = None,
-    device: Device = None,
+    out: OutFileIfAny = None,
 ) -> None:
-    """Average the embeddings of example pictures and store the result."""
-    from vitreous.cli.options import load_model
+    """Average the embeddings of example images and store the result; default: vitreous-concepts/NAME.safetensors."""
     from vitreous.images import pictures
     from vitreous.trace.concept import FOLDER, Concept
 
@@ -37,18 +33,19 @@ def build(
     if not name.strip() or (out is None and Path(name).name != name):
         raise OptionError(f"{name!r} is not a name; give a plain one, and the place with --out")
     found = pictures.find(*images)
-    concept = Concept.from_images(load_model(model, weights, device, img_size), found, similarity, name=name)
+    concept = Concept.from_images(backbone.load(), found, similarity, name=name)
     file = concept.save(out or FOLDER / f"{name}.safetensors")
     typer.echo(f"{file}  {len(found)} pictures, {similarity}")
     asked = f"concept:{name if out is None else out}"
     typer.echo(
-        f"use it: vitreous explain IMAGE --method cdam --target {asked}" + (f" --model {model}" if model else "")
+        f"use it: vitreous explain IMAGE --method cdam --target {asked}"
+        + (f" --model {backbone.model}" if backbone.model else "")
     )
 
 
 @app.command("list")
 def list_concepts() -> None:
-    """The concepts in the folder vitreous-concepts."""
+    """List the concepts in the folder vitreous-concepts."""
     from vitreous.trace.concept import FOLDER, Concept
 
     files = sorted(FOLDER.glob("*.safetensors"))

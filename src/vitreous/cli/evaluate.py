@@ -12,6 +12,7 @@ import typer
 
 from vitreous._support.progress import show_progress
 from vitreous._support.statistics import Summary
+from vitreous.cli.arguments import Choice
 from vitreous.cli.options import Settings
 from vitreous.cli.results import SHOWN, check_out
 from vitreous.evaluation.leaderboard import Leaderboard
@@ -34,15 +35,13 @@ def run(
     masks: Path | None,
     target: str | None,
     settings: Settings,
-    limit: int | None,
-    sample: int | None,
-    seed: int,
+    choice: Choice,
     out: Path,
     as_json: bool,
 ) -> None:
     check_out(out)
-    found = read_data(data, masks).take(limit, sample, seed)
-    plan = make_plan(methods, metrics, settings, found, target, seed)
+    found = read_data(data, masks).take(choice.limit, choice.sample, choice.seed)
+    plan = make_plan(methods, metrics, settings, found, target, choice.seed)
     board = Leaderboard(load(), found, plan)
     try:
         with show_progress(False if as_json else None):

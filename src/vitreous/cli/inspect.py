@@ -1,4 +1,4 @@
-"""`vitreous inspect`: look inside a model while it sees pictures; figures, the numbers and a line for each out."""
+"""`vitreous inspect`: look inside a model while it sees images; figures, the numbers and a line for each out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import AsJson, Device, ImageSize, LabelsFile, ModelName, ProbeFile, WeightsFile
+from vitreous.cli.arguments import OUT, AsJson, Cells, Images, OutFolder, Source, grouped
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
@@ -21,17 +21,13 @@ if TYPE_CHECKING:
     from vitreous.inspect import View
     from vitreous.models.model import Model
 
-OUT = Path("vitreous-out")
 FORMATS = ("png", "svg")
 
 app = typer.Typer(help="Look inside a model: heads, layers, queries and keys, who reads whom, discarding.")
 
-Images = Annotated[list[str], typer.Argument(help="Pictures, folders or patterns.", metavar="IMAGE...")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the figures and the numbers.")]
-Format = Annotated[str, typer.Option("--format", help="Of the figure: png or svg.")]
-Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
+Format = Annotated[str, typer.Option("--format", help="Format of the figure: png or svg.")]
 SameScale = Annotated[bool, typer.Option("--same-scale", help="One colour scale for all maps.")]
-OneLayer = Annotated[str, typer.Option("--layer", "-l", help="From 0, or from the end by -1, -2, …; or all.")]
+OneLayer = Annotated[str, typer.Option("--layer", "-l", help="Layer from 0, or from the end by -1, -2, …; or all.")]
 Fused = Annotated[str, typer.Option("--heads", help="How the heads of a layer become one: mean, min or max.")]
 
 
@@ -39,47 +35,24 @@ Fused = Annotated[str, typer.Option("--heads", help="How the heads of a layer be
 class Place:
     """Where the results go, and how."""
 
-    out: Path
-    format: str
-    as_json: bool
-
-
-@dataclass(frozen=True)
-class Source:
-    """Which model."""
-
-    model: str | None
-    weights: str | None
-    device: str | None
-    img_size: str | None
-    labels: Path | None
-    probe: Path | None
-
-    def load(self) -> Model:
-        from vitreous.cli.options import load_model
-
-        return load_model(self.model, self.weights, self.device, self.img_size, self.labels, self.probe)
+    out: OutFolder = OUT
+    format: Format = "png"
+    as_json: AsJson = False
 
 
 @app.command()
+@grouped
 def heads(
     images: Images,
-    model: ModelName = None,
-    weights: WeightsFile = None,
-    layers: Annotated[str | None, typer.Option("--layers", help="Only these: 0-5, or 0,4,-1.")] = None,
+    *,
+    source: Source,
+    layers: Annotated[str | None, typer.Option("--layers", help="Show only these layers: 0-5, or 0,4,-1.")] = None,
     same_scale: SameScale = False,
     cells: Cells = False,
-    out: Out = OUT,
-    format: Format = "png",
-    labels: LabelsFile = None,
-    probe: ProbeFile = None,
-    img_size: ImageSize = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    place: Place,
 ) -> None:
-    """Every head of every layer: where the read-out looks."""
+    """Show every head of every layer: where the read-out looks."""
     chosen = None if layers is None else parse_numbers("--layers", layers)
-    source = Source(model, weights, device, img_size, labels, probe)
 
     def look(net: Model, picture: Any) -> tuple[View, Figure]:
         from vitreous.inspect import heads as view
@@ -87,28 +60,22 @@ def heads(
         seen = view(net, picture, layers=chosen)
         return seen, seen.figure(same_scale=same_scale, cells=cells)
 
-    run(images, source, Place(out, format, as_json), "heads", look)
+    run(images, source, place, "heads", look)
 
 
 @app.command()
+@grouped
 def layers(
     images: Images,
-    model: ModelName = None,
-    weights: WeightsFile = None,
+    *,
+    source: Source,
     heads: Fused = "mean",
-    bare: Annotated[bool, typer.Option("--bare", help="Maps without the photo under them.")] = False,
+    bare: Annotated[bool, typer.Option("--bare", help="Draw the maps without the image under them.")] = False,
     same_scale: SameScale = False,
     cells: Cells = False,
-    out: Out = OUT,
-    format: Format = "png",
-    labels: LabelsFile = None,
-    probe: ProbeFile = None,
-    img_size: ImageSize = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    place: Place,
 ) -> None:
-    """A map for each layer, and all layers as one: mean, min, max, rollout."""
-    source = Source(model, weights, device, img_size, labels, probe)
+    """Show a map for each layer, and all layers as one: mean, min, max, rollout."""
 
     def look(net: Model, picture: Any) -> tuple[View, Figure]:
         from vitreous.inspect import layers as view
@@ -116,37 +83,34 @@ def layers(
         seen = view(net, picture, heads=heads)
         return seen, seen.figure(bare=bare, same_scale=same_scale, cells=cells)
 
-    run(images, source, Place(out, format, as_json), "layers", look)
+    run(images, source, place, "layers", look)
 
 
 @app.command()
+@grouped
 def qk(
     images: Images,
-    model: ModelName = None,
-    weights: WeightsFile = None,
+    *,
+    source: Source,
     layer: OneLayer = "-1",
-    head: Annotated[str, typer.Option("--head", help="From 0; or all.")] = "0",
-    channels: Annotated[str | None, typer.Option("--channels", "-c", help="Which to show: 26,59.")] = None,
-    count: Annotated[int, typer.Option(help="Without --channels, show so many of the best.")] = 4,
-    least: Annotated[float, typer.Option(help="A sign counts where this share of the patches has it.")] = 0.03,
-    coherence: Annotated[float, typer.Option(help="Regions have at least this Moran's I.")] = 0.3,
+    head: Annotated[str, typer.Option("--head", help="Attention head from 0; or all.")] = "0",
+    channels: Annotated[str | None, typer.Option("--channels", "-c", help="Show these channels: 26,59.")] = None,
+    count: Annotated[int, typer.Option(help="Without --channels, show the N best.")] = 4,
+    least: Annotated[float, typer.Option(help="Count a sign only if this share of the patches has it.")] = 0.03,
+    coherence: Annotated[float, typer.Option(help="Count regions only from this Moran's I on.")] = 0.3,
     likeness: Annotated[
-        float, typer.Option(help="From this correlation of signs on, regions read themselves; below −it, each other.")
+        float,
+        typer.Option(help="Correlation of signs from which regions read themselves; below its negative, each other."),
     ] = 0.2,
-    centred: Annotated[bool, typer.Option("--centred", help="Keys less their mean, as a softmax sees them.")] = False,
-    smooth: Annotated[bool, typer.Option("--smooth", help="Smooth pictures, not the true patches.")] = False,
-    out: Out = OUT,
-    format: Format = "png",
-    labels: LabelsFile = None,
-    probe: ProbeFile = None,
-    img_size: ImageSize = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    centred: Annotated[
+        bool, typer.Option("--centred", help="Subtract the mean from the keys, as a softmax does.")
+    ] = False,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Show smooth maps, not the true patches.")] = False,
+    place: Place,
 ) -> None:
-    """Queries and keys of a head as pictures, its channels ranked, and how information flows in them."""
+    """Show queries and keys of a head as images, its channels ranked, and how information flows in them."""
     chosen = None if channels is None else parse_numbers("--channels", channels)
     number, one = parse_place("--layer", layer), parse_place("--head", head)
-    source = Source(model, weights, device, img_size, labels, probe)
 
     def look(net: Model, picture: Any) -> tuple[View, Figure]:
         from vitreous.inspect import qk as view
@@ -165,35 +129,29 @@ def qk(
         )
         return seen, seen.figure(cells=not smooth)
 
-    run(images, source, Place(out, format, as_json), "qk", look)
+    run(images, source, place, "qk", look)
 
 
 @app.command()
+@grouped
 def flow(
     images: Images,
-    model: ModelName = None,
-    weights: WeightsFile = None,
+    *,
+    source: Source,
     patch: Annotated[
-        str, typer.Option("--patch", "-p", help="Row and column from 0: 7,7; or readout: what the head reads.")
+        str, typer.Option("--patch", "-p", help="Row and column from 0: 7,7; or readout: what the classifier reads.")
     ] = "readout",
-    at: Annotated[str | None, typer.Option("--at", help="A pixel x,y of the picture, in place of --patch.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="A pixel x,y of the image, in place of --patch.")] = None,
     layer: OneLayer = "-1",
-    head: Annotated[str, typer.Option("--head", help="From 0; or mean.")] = "mean",
+    head: Annotated[str, typer.Option("--head", help="Attention head from 0; or mean.")] = "mean",
     cells: Cells = False,
-    out: Out = OUT,
-    format: Format = "png",
-    labels: LabelsFile = None,
-    probe: ProbeFile = None,
-    img_size: ImageSize = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    place: Place,
 ) -> None:
-    """What a patch reads, and who reads it."""
+    """Show what a patch reads, and who reads it."""
     row = None if patch == "readout" else parse_pair("--patch", patch)
     pixel = None if at is None else parse_pair("--at", at)
     number = parse_place("--layer", layer)
     one = head if head == "mean" else parse_whole("--head", head)
-    source = Source(model, weights, device, img_size, labels, probe)
 
     def look(net: Model, picture: Any) -> tuple[View, Figure]:
         from vitreous.inspect import flow as view
@@ -201,30 +159,24 @@ def flow(
         seen = view(net, picture, patch=row, at=pixel, layer=number, head=one)
         return seen, seen.figure(cells=cells)
 
-    run(images, source, Place(out, format, as_json), "flow", look)
+    run(images, source, place, "flow", look)
 
 
 @app.command()
+@grouped
 def discard(
     images: Images,
-    model: ModelName = None,
-    weights: WeightsFile = None,
+    *,
+    source: Source,
     heads: Fused = "mean",
-    most: Annotated[float, typer.Option(help="The largest share to discard.", min=0.0, max=0.999)] = 0.95,
-    steps: Annotated[int, typer.Option(help="How many shares, from 0 on.", min=2, max=100)] = 20,
+    most: Annotated[float, typer.Option(help="Largest share to discard.", min=0.0, max=0.999)] = 0.95,
+    steps: Annotated[int, typer.Option(help="Number of shares, from 0 on.", min=2, max=100)] = 20,
     residual: Annotated[float, typer.Option(help="Weight of the skip connection.", min=0.0, max=1.0)] = 0.5,
     cells: Cells = False,
-    out: Out = OUT,
-    format: Format = "png",
-    labels: LabelsFile = None,
-    probe: ProbeFile = None,
-    img_size: ImageSize = None,
-    device: Device = None,
-    as_json: AsJson = False,
+    place: Place,
 ) -> None:
-    """Rollout while more and more of the smallest attentions are discarded: an animation and a sheet."""
+    """Show rollout while more and more of the smallest attentions are discarded: an animation and a sheet."""
     ratios = [most * i / (steps - 1) for i in range(steps)]
-    source = Source(model, weights, device, img_size, labels, probe)
 
     def look(net: Model, picture: Any) -> tuple[View, Figure]:
         from vitreous.inspect import discard as view
@@ -232,7 +184,7 @@ def discard(
         seen = view(net, picture, ratios=ratios, heads=heads, residual=residual)
         return seen, seen.figure(cells=cells)
 
-    run(images, source, Place(out, format, as_json), "discard", look)
+    run(images, source, place, "discard", look)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -241,7 +193,7 @@ Look = Callable[["Model", Any], tuple["View", "Figure"]]
 
 
 def run(sources: list[str], source: Source, place: Place, name: str, look: Look) -> None:
-    """One view of each picture."""
+    """One view of each image."""
     from vitreous.cli.results import Batch, Summary, check_out, find_pictures, unique_names, work_through
 
     if place.format not in FORMATS:
@@ -257,7 +209,8 @@ def run(sources: list[str], source: Source, place: Place, name: str, look: Look)
             seen, figure = look(net, picture)
             summary.done.append(write(seen, figure, file, names[file], place))
 
-    work_through(files, summary, 1, work, lambda: report(summary, name, place.as_json), place.as_json)
+    with source.limited():
+        work_through(files, summary, 1, work, lambda: report(summary, name, place.as_json), place.as_json)
     report(summary, name, place.as_json)
     raise typer.Exit(summary.code)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import AsJson, Device, ImageSize, ModelName, WeightsFile
+from vitreous.cli.arguments import BATCH, AsJson, Backbone, ClassFolders, OutFile, Seed, Source, grouped
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
@@ -25,40 +25,39 @@ FEW = 100  # steps of Adam
 
 app = typer.Typer(help="Train a linear classifier for classes of your own, and measure it.")
 
-DataFolder = Annotated[Path, typer.Argument(help="A folder with one sub-folder of pictures per class.", metavar="DATA")]
-BatchSize = Annotated[int, typer.Option("--batch", help="Pictures at a time.", min=1)]
-
 
 @app.command()
+@grouped
 def train(
-    data: DataFolder,
-    model: ModelName = None,
-    weights: WeightsFile = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = OUT,
-    epochs: Annotated[int, typer.Option(help="Passes over the pictures.", min=1)] = 10,
-    batch: BatchSize = 128,
+    data: ClassFolders,
+    *,
+    backbone: Backbone,
+    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
-    validation: Annotated[float, typer.Option(help="Share of every class to choose the best epoch by.")] = 0.1,
-    augment: Annotated[bool, typer.Option(help="Random crops and mirroring; without, each picture runs once.")] = True,
-    seed: Annotated[int, typer.Option(help="Of the split, the order and the crops.")] = 0,
+    validation: Annotated[
+        float, typer.Option(help="Share of every class that is kept to choose the best epoch.")
+    ] = 0.1,
+    augment: Annotated[
+        bool, typer.Option(help="Use random crops and mirroring; without, each image runs once.")
+    ] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted run.")] = False,
-    img_size: ImageSize = None,
-    device: Device = None,
+    seed: Seed = 0,
+    batch: Annotated[int, BATCH] = 128,
+    out: OutFile = OUT,
     as_json: AsJson = False,
 ) -> None:
-    """Train a linear head for the classes of a folder. An interrupted run goes on where it was."""
-    from vitreous.cli.options import load_model
+    """Train a linear classifier for the classes of a folder. An interrupted run goes on where it was."""
     from vitreous.images.class_folders import open_folder
     from vitreous.models.probe import train as probe
 
-    if weights == "random":
+    if backbone.weights == "random":
         raise OptionError("--weights random: these are others every time, so that no probe on them could be used again")
     open_folder(data)  # what is wrong with it is said before a model is loaded
-    backbone = load_model(model, weights, device, img_size)
+    network = backbone.load()
     try:
         with bar(hidden=as_json) as show:
             report = probe.train(
-                backbone,
+                network,
                 data,
                 out,
                 epochs=epochs,
@@ -74,28 +73,27 @@ def train(
         if probe.unfinished(out):
             typer.secho("note: the same command, given again, goes on from here", err=True, fg="yellow")
         raise
-    given = {"--model": model, "--weights": weights, "--img-size": img_size, "--probe": str(out)}
+    given = {"--model": backbone.model, "--weights": backbone.weights, "--img-size": backbone.img_size}
+    given["--probe"] = str(out)
     tell_trained(report, [word for pair in given.items() if pair[1] is not None for word in pair if word], as_json)
 
 
 @app.command("eval")
+@grouped
 def evaluate(
     file: Annotated[Path, typer.Argument(help="A file of vitreous probe train.", metavar="PROBE")],
-    data: DataFolder,
-    model: ModelName = None,
-    weights: WeightsFile = None,
-    batch: BatchSize = 128,
-    img_size: ImageSize = None,
-    device: Device = None,
+    data: ClassFolders,
+    *,
+    backbone: Backbone,
+    batch: Annotated[int, BATCH] = 128,
     as_json: AsJson = False,
 ) -> None:
     """Measure a probe on a folder of classes: its accuracy, in all and for each class."""
-    from vitreous.cli.options import load_model
     from vitreous.images.class_folders import open_folder
     from vitreous.models.probe import train as probe
 
     open_folder(data, probe.load_probe(file).classes)
-    probed = load_model(model, weights, device, img_size, None, file)
+    probed = Source(**asdict(backbone), probe=file).load()
     with bar(hidden=as_json) as show:
         found = probe.evaluate(probed, data, batch=batch, progress=show)
     tell_measured(found, as_json)

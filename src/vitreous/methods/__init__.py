@@ -1,8 +1,9 @@
-"""One method, one file, in the folder of its family; and each by its name, with options: `methods.gae(start_layer=2)`.
+"""Every method by its name, with options: `vitreous.methods.gae(start_layer=2)` is taken wherever a method's name is.
 
-What a name gives (`ConfiguredMethod`) is taken wherever a method's name is. Editors and type checkers read the names
-and their options in `__init__.pyi`, which `make stub` writes from the declarations; methods of other packages are here
-too.
+The options are checked at once; the result is a `ConfiguredMethod`. Methods of other packages are here too.
+
+One method is one file, in the folder of its family. Editors and type checkers read the names and their options in
+`__init__.pyi`, which `make stub` writes from the declarations.
 """
 
 from __future__ import annotations
