@@ -101,7 +101,7 @@ def test_a_saliency_of_another_shape_is_refused() -> None:
         vitreous.cass(model, images, 3, random_saliency(2, 4, 4), space="pixel")
     with pytest.raises(OptionError, match=r"shape \[1, 4, 4\]; \[2, 4, 4\]"):
         vitreous.cass(model, images, 3, random_saliency(1, 4, 4))
-    with pytest.raises(OptionError, match="samples=0"):
+    with pytest.raises(OptionError, match=r"cass_attention.samples takes a whole number ≥ 1, not 0"):
         vitreous.cass(model, images, 3, samples=0)
 
 
