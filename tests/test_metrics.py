@@ -723,7 +723,7 @@ def test_metrics_are_listed(run: Run) -> None:
 
 def test_one_metric(run: Run) -> None:
     result = run("metrics", "pointing-game")
-    assert "pointing_game: Whether the highest value lies on the object." in result.out
+    assert "pointing_game: Whether the highest value of a map lies on the object;" in result.out
     assert "higher is better; needs masks or boxes" in result.out
     assert "tolerance" in result.out and "Top-down neural" in result.out
     assert "lower is better; runs the method again" in run("metrics", "max_sensitivity").out

@@ -36,7 +36,7 @@ KINDS = {  # JSON's types, in words
     "array": "a list",
 }
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-OF_KIND = re.compile(r"_type$|_parsing$|_from_float$|_than(_equal)?$|^(literal_error|finite_number|missing|too_long)$")
+OF_KIND = re.compile(r"_type$|_parsing$|_from_float$|_than(_equal)?$|^(literal_error|missing|too_long)$")
 
 
 @dataclass(frozen=True)
