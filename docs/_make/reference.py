@@ -84,7 +84,7 @@ def describe(name: str, value: Any) -> list[str]:
     if inspect.ismodule(value):
         return [f"### {name}", prose(doc), *(part for one in functions_of(value) for part in one)]
     if inspect.isclass(value) and issubclass(value, Exception):
-        return [f"### {name}", prose(doc), "The base class of all errors of vitreous; `vitreous.errors` has the others."]
+        return [f"### {name}", prose(doc), "The base class of all vitreous errors; `vitreous.errors` has the others."]
     if inspect.isclass(value):
         return [f"### {name}", signature(name, value), prose(doc), members(value)]
     if callable(value):
