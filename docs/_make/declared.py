@@ -279,7 +279,7 @@ def index(kind: str, known: Any) -> str:
     """All of a kind, by family."""
     lead = {
         "Methods": f'Each method computes a map of what the model used. Its source is one function in one file.\n\n??? note "Notation of the formulas"\n\n    {NOTATION.replace(chr(10), chr(10) + "    ")}',  # noqa: E501
-        "Metrics": "A metric measures how good a map is, image by image, beside the controls `random` and `centre`.",
+        "Metrics": "A metric measures how good a map is, image by image, alongside the controls `random` and `centre`.",
     }[kind]
     said = [f"# {kind}", lead]
     for family, members in groupby(known.values(), key=lambda one: one.family):
