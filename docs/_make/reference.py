@@ -30,7 +30,8 @@ def cli_page() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(app)
     lead = (
-        "Generated from the parser; `vitreous COMMAND --help` says the same. A wrong call is one line and exit code 2."
+        "This page is generated from the parser; `vitreous COMMAND --help` shows the same. "
+        "A wrong call prints one line and exits with code 2."
     )
     return "\n\n".join(["# Command line", lead, *commands("vitreous", root, 2)])
 
@@ -68,7 +69,7 @@ def default(p: Any) -> str:
 
 def api_page() -> str:
     """Every public name: its signature and what it says of itself."""
-    said = ["# Python", "Everything below is `vitreous.NAME`; what is not listed here may change."]
+    said = ["# Python", "All names below are available as `vitreous.NAME`. Names that are not listed here may change."]
     placed = {"__version__", *(name for names in GROUPS.values() for name in names)}
     others = tuple(name for name in vitreous.__all__ if name not in placed)
     for title, names in {**GROUPS, **({"Also": others} if others else {})}.items():
@@ -83,7 +84,7 @@ def describe(name: str, value: Any) -> list[str]:
     if inspect.ismodule(value):
         return [f"### {name}", prose(doc), *(part for one in functions_of(value) for part in one)]
     if inspect.isclass(value) and issubclass(value, Exception):
-        return [f"### {name}", prose(doc), "Every error of vitreous is one; `vitreous.errors` has the others."]
+        return [f"### {name}", prose(doc), "The base class of all vitreous errors; `vitreous.errors` has the others."]
     if inspect.isclass(value):
         return [f"### {name}", signature(name, value), prose(doc), members(value)]
     if callable(value):
