@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from vitreous.registry import method as method
     from vitreous.registry import metric as metric
     from vitreous.trace.concept import Concept as Concept
+    from vitreous.trace.concept import Text as Text
     from vitreous.trace.cuda_graphs import replay as replay
     from vitreous.trace.target import Class as Class
     from vitreous.trace.target import Contrast as Contrast
     from vitreous.trace.target import Neuron as Neuron
-    from vitreous.trace.target import Text as Text
     from vitreous.trace.target import Top as Top
     from vitreous.trace.trace import Trace as Trace
 
@@ -63,7 +63,7 @@ HOMES = {  # imported when they are first used, so that `import vitreous` is qui
     "Neuron": "trace.target",
     "Score": "metrics.case",
     "Study": "evaluation.study.read",
-    "Text": "trace.target",
+    "Text": "trace.concept",
     "Top": "trace.target",
     "Trace": "trace.trace",
     "VitreousError": "errors",

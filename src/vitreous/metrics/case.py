@@ -23,7 +23,7 @@ from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, METRICS, Better, Method, Metric
 from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, per_image
-from vitreous.trace.target import Target, fix
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores
 
@@ -152,7 +152,7 @@ def make_case(
     declared = method or METHODS["gradient"]  # only to know whether a target makes sense
     fixed: Target = NoTarget(trace)
     if target is not None or trace.classifies:
-        fixed = fix(choose(trace, target, declared), trace.output)
+        fixed = choose(trace, target, declared).fix(trace.output)
 
     def again(other: Trace, wanted: Target) -> Map:
         assert method is not None
@@ -165,7 +165,7 @@ def make_case(
 
 
 @dataclass(frozen=True, eq=False)
-class NoTarget:
+class NoTarget(Target):
     """Of a model without classes where no target is given: a metric that reads no score needs none."""
 
     trace: Trace

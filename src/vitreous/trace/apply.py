@@ -21,7 +21,7 @@ from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import Target, Top, classes, no_classifier
+from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Output
 
@@ -95,7 +95,7 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The target as given, or each image's best class; never a class of a model that has none."""
     chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
-    if (declared.targeted or target is not None) and classes(chosen) and not trace.classifies:
+    if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
 
