@@ -11,8 +11,19 @@ from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, Views, attribute_all, join
 from vitreous.errors import TargetError
 from vitreous.models.model import Model
-from vitreous.trace.apply import as_images, as_model, each_of, find_method, images_at_once, per_image
-from vitreous.trace.trace import Trace
+from vitreous.trace import trace as engine
+from vitreous.trace.apply import as_images, as_model, each_of, find_method, images_at_once, of_model, per_image
+
+
+class Trace(engine.Trace):
+    """What can be seen when one model meets one batch of images: recorded on first need, shared by all methods."""
+
+    # The engine's trace knows no methods and no attributions: imports go one way, and methods are written on top of it.
+    # The trace that users make is the same with the one thing added that needs them; whatever takes one takes either.
+
+    def explain(self, method: str = "rollout", target: Any = None, **options: Any) -> Attribution:
+        """These images explained with one method, as `vitreous.explain` does it."""
+        return explain(self.model, self, method, target, **options)
 
 
 def explain(
@@ -49,8 +60,8 @@ def explain_all(
     """One attribution for each target."""
     declared = find_method(method)
     values = declared.check(options)
-    if isinstance(images, Trace):
-        return attribute_all(images, declared, targets, values)
+    if isinstance(images, engine.Trace):
+        return attribute_all(of_model(images, model), declared, targets, values)
     wrapped = as_model(model)
     listed = as_images(images)
     targets = [each_of(target) for target in targets]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size
-from vitreous.errors import InputError, OptionError, Unsupported, one_of
+from vitreous.errors import InputError, ModelError, OptionError, Unsupported, one_of
 from vitreous.images import pictures
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
@@ -38,6 +39,29 @@ def as_model(model: Model | nn.Module | str | None) -> Model:
     if isinstance(model, Model):
         return model
     return load(model) if model is None or isinstance(model, str) else Model(model)
+
+
+def of_model(trace: Trace, model: Model | nn.Module | str | None) -> Trace:
+    """The trace; raise if the model that is named beside it is another than its own."""
+    if model is None:
+        return trace
+    if isinstance(model, str):
+        name, same = model, is_called(trace.model, model)
+    else:
+        given = as_model(model)
+        name, same = given.name, given.module is trace.model.module
+    if same:
+        return trace
+    raise ModelError(
+        f"this trace is of {trace.model.name}, not of {name}: give the model that it was made with, "
+        f"or make one of {name}: Trace(model, images)"
+    )
+
+
+def is_called(model: Model, spec: str) -> bool:
+    """May this be what `load(spec)` gave?"""
+    own = spec.partition("/")[2]
+    return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
 def as_images(images: Any) -> Any:
