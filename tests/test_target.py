@@ -148,7 +148,7 @@ def test_a_plain_function_may_be_a_side_of_a_contrast(model: Model) -> None:
     images = zoo.images("timm ViT")
     both, one, other = (
         vitreous.explain(model, images, "cdam", target).map
-        for target in (Contrast(best_two, Class(5)), best_two, Class(5))  # type: ignore[arg-type]
+        for target in (Contrast(best_two, Class(5)), best_two, Class(5))
     )
     assert torch.allclose(both, one - other, atol=1e-6)
     assert vitreous.evaluate(model, images, "gradient", "deletion", best_two, steps=3).curve is not None

@@ -18,6 +18,8 @@ from vitreous.errors import TargetError
 from vitreous.models.model import Model, capturing
 from vitreous.types import Output, Scores
 
+Scoring = Callable[[Output, Tensor], Scores]  # what every target is, and all that a target of your own has to be
+
 
 class Target(ABC):
     """Turns the output, or the embedding before the classifier, into one number per image.
@@ -98,7 +100,7 @@ class Target(ABC):
 class Function(Target):
     """A plain function as a target."""
 
-    function: Callable[[Output, Tensor], Scores]
+    function: Scoring
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return self.function(output, embedding)
@@ -107,7 +109,7 @@ class Function(Target):
         return str(self.function)
 
 
-def as_target(given: Callable[[Output, Tensor], Scores]) -> Target:
+def as_target(given: Scoring) -> Target:
     return given if isinstance(given, Target) else Function(given)
 
 
@@ -202,16 +204,16 @@ class Top(Target):
         return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Contrast(Target):
     """What speaks for `one` rather than for `other`."""
 
     one: Target
     other: Target
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "one", as_target(self.one))
-        object.__setattr__(self, "other", as_target(self.other))
+    def __init__(self, one: Scoring, other: Scoring) -> None:
+        object.__setattr__(self, "one", as_target(one))
+        object.__setattr__(self, "other", as_target(other))
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return self.one(output, embedding) - self.other(output, embedding)
