@@ -119,6 +119,7 @@ def test_a_killed_worker_loses_nothing(album: Path, tmp_path: Path) -> None:
     same(open_study(tmp_path / "killed"), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_stop_on_ray_goes_on_here(small: Model, album: Path, tmp_path: Path) -> None:
     planned, _ = plan(find_kind("spread")(), [Source(ready=small)], read_data(album), batch=2, shard=2)
@@ -146,6 +147,7 @@ def test_errors_of_workers_are_ours(album: Path, tmp_path: Path) -> None:
         run_ray(recipe, planned.shards, store, workers=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_the_command_on_ray(run: Run, album: Path) -> None:
     ran = run("study", "maps", album, "-x", "attention", "--engine", "ray", "--workers", 2, "--shard", 5, "--batch", 5)

@@ -360,7 +360,7 @@ NAMES = ["tench", "great white shark, white shark, man-eater, man-eating shark, 
 
 
 @pytest.mark.parametrize(
-    "shape", [(30, 12, 12), (6, 90, 2), (6, 1, 40), *rare(((30, 24, 16),), ((30, 12, 3),), ((9, 48, 12),))]
+    "shape", [(30, 12, 12), (6, 1, 40), *rare(((6, 90, 2),), ((30, 24, 16),), ((30, 12, 3),), ((9, 48, 12),))]
 )
 def test_nothing_collides(shape: tuple[int, int, int]) -> None:
     values = scores(*shape)
@@ -394,6 +394,7 @@ def test_the_chart_by_class_shows_every_sample_and_the_mean() -> None:
         class_figure([])
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_the_real_model(deit: vitreous.Model, shared: Any) -> None:
     from PIL import Image

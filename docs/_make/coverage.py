@@ -23,7 +23,7 @@ def table() -> str:
 
     heads = [SHORT.get(family, family) for family in FAMILIES]
     rows = [
-        f"| model, as tested | tokens | the head reads | {' | '.join(heads)} |",
+        f"| model, as tested | tokens | the classifier reads | {' | '.join(heads)} |",
         "|---|---|---|" + "--|" * len(heads),
     ]
     reasons: dict[str, list[str]] = {}
@@ -42,7 +42,7 @@ def table() -> str:
         rows.append(f"| {name.replace(' sdpa', ', sdpa and eager')} | {cells} |")
     notes = [f"* **{', '.join(names)}**: {said}." for said, names in reasons.items()]
     dense = ['<div class="dense" markdown>', "\n".join(rows), "</div>"]
-    return "\n\n".join([*dense, "What is refused, and why:", "\n".join(notes)])
+    return "\n\n".join([*dense, "Methods that are refused, and why:", "\n".join(notes)])
 
 
 def refusals(model: Model, layout: Layout, images: Any) -> dict[str, str]:
@@ -80,13 +80,13 @@ def shares(refused: dict[str, str]) -> list[str]:
 
 
 def tokens(layout: Layout) -> str:
-    parts = [f"{layout.prefix} before" if layout.prefix else "", f"{layout.suffix} behind" if layout.suffix else ""]
+    parts = [f"{layout.prefix} before" if layout.prefix else "", f"{layout.suffix} after" if layout.suffix else ""]
     extra = ", ".join(part for part in parts if part)
     return f"{layout.grid[0]}×{layout.grid[1]}" + (f", {extra}" if extra else "")
 
 
 def reads(layout: Layout) -> str:
-    """The tokens of the head, in words."""
+    """The tokens that the classifier reads, in words."""
     if layout.obstacle is not None:
         return "–"
     patches = set(range(layout.prefix, layout.prefix + layout.patches))

@@ -29,11 +29,11 @@ FAMILIES = {
     "robustness": "Robustness",
     "sanity": "Sanity",
 }
-UNWRITTEN = "Nothing has been written down yet."
-NOTATION = """B images, L layers, H heads, N tokens, of which h·w are patches. A⁽ˡ⁾ₕ is the attention of head h in layer
-l (row i: where token i reads from), x the image, y the score of the target, ρ how much the head reads of each token
-(for most models 1 on CLS), ∇A = ∂y/∂A, ⊙ the product entry by entry, ( )⁺ what is above zero."""
-PICTURES = "the embedded model on packaged photos"
+UNWRITTEN = "None have been documented yet."
+NOTATION = """B images, L layers, H attention heads, N tokens, of which h·w are patches. A⁽ˡ⁾ₕ is the attention of head
+h in layer l (row i: what token i reads), x the image, y the score of the target, ρ how much the classifier reads of
+each token (for most models 1 on CLS), ∇A = ∂y/∂A, ⊙ the element-wise product, ( )⁺ the positive part."""
+PICTURES = "the embedded model on a packaged image"
 
 
 def method_page(one: Method) -> str:
@@ -58,7 +58,7 @@ def metric_page(one: Metric) -> str:
         [
             *opening(one),
             facts(one, metric_facts(one)),
-            "## On a photo",
+            "## On an image",
             *shown(one),
             "## Use it",
             *uses(one),
@@ -112,7 +112,7 @@ def method_facts(one: Method) -> dict[str, str]:
     signed = one.is_signed(one.check({}))
     sign = "signed: evidence and counter-evidence" if signed else "unsigned"
     if one.level:
-        sign = "a level: only differences mean something"
+        sign = "a level: only differences are meaningful"
     if callable(one.signed):
         sign += ", by default"
     return {
@@ -128,7 +128,7 @@ def needs(one: Method) -> str:
     if one.attention:
         return "attention from token to token ([models](../models.md))"
     if one.tokens:
-        return "tokens that enter an attention, of whatever kind"
+        return "tokens that enter an attention layer of any kind"
     return "nothing" if one.family == "control" else "any network"
 
 
@@ -146,7 +146,7 @@ def metric_facts(one: Metric) -> dict[str, str]:
         "better": f"{direction}{', by default' if callable(one.better) else ''}",
         "needs": "masks or boxes of the object" if one.masks else "the map and the model",
         "runs the method again": "yes" if one.again else "no",
-        "judges or describes": "describes a map" if one.family == "complexity" else "judges a map",
+        "purpose": "describes a map" if one.family == "complexity" else "judges a map",
     }
 
 
@@ -207,7 +207,7 @@ def results_of(one: Method) -> list[str]:
     title = "## How well it does"
     if not rows:
         return [title, "Not part of [the leaderboard](../results.md)."]
-    said = "DeiT-Tiny, means ± half the 95 % interval; “=” and “▼”: not better, or worse, than `random`."
+    said = "DeiT-Tiny, means ± half the 95 % interval; “=”: no clear difference from `random`, “▼”: worse than it."
     groups = dict.fromkeys(pictures for pictures, *_ in rows)
     heads = " | ".join(f"{group} | random" for group in groups)
     table = [f"| metric | {heads} |", "|---" * (1 + 2 * len(groups)) + "|"]
@@ -228,9 +228,9 @@ def shown(one: Metric) -> list[str]:
     photo = figures.scene(one.name)[0]
     lead = f"{photo}, {PICTURES}; `random` and `centre` are the controls."
     if one.name == "completeness":
-        lead = f"{photo}, {PICTURES}: a method that promises to add up (with 20 steps), and one that does not."
+        lead = f"{photo}, {PICTURES}: a method that promises to sum to the score (20 steps), and one that does not."
     if one.masks:
-        lead += " The frame is where the object is."
+        lead += " The frame marks the object."
     values = figures.values(one.name)
     cards = [card(figures.marked(name, one.name), name, said, "../") for name, said in values.items()]
     said = [lead, gallery(cards)]
@@ -247,7 +247,7 @@ def standing(one: Metric) -> list[str]:
     if not boards:
         return [title, "Not part of [the leaderboard](../results.md)."]
     sign = -1 if one.direction(one.check({})) == "higher" else 1
-    rows = ["| pictures | highest" if sign < 0 else "| pictures | lowest", " | random | centre |\n|---|---|---|---|"]
+    rows = ["| images | highest" if sign < 0 else "| images | lowest", " | random | centre |\n|---|---|---|---|"]
     table = ["".join(rows)]
     for pictures, values in boards:
         by = dict(values)
@@ -278,8 +278,8 @@ def gallery(cards: list[str]) -> str:
 def index(kind: str, known: Any) -> str:
     """All of a kind, by family."""
     lead = {
-        "Methods": f'A map of what the model used: one function, one file each.\n\n??? note "Notation of the formulas"\n\n    {NOTATION.replace(chr(10), chr(10) + "    ")}',  # noqa: E501
-        "Metrics": "How good is a map? Measured beside the controls `random` and `centre`, image by image.",
+        "Methods": f'Each method computes a map of what the model used. Its source is one function in one file.\n\n??? note "Notation of the formulas"\n\n    {NOTATION.replace(chr(10), chr(10) + "    ")}',  # noqa: E501
+        "Metrics": "A metric measures how good a map is, image by image, alongside the controls `random` and `centre`.",
     }[kind]
     said = [f"# {kind}", lead]
     for family, members in groupby(known.values(), key=lambda one: one.family):
@@ -289,12 +289,12 @@ def index(kind: str, known: Any) -> str:
                 f"| [`{one.name}`]({one.name}.md) | {one.summary} | {evidence.forwards(one.name) or '–'} |"
                 for one in members
             ]
-            said.append("\n".join(["| method | what it shows | forwards |", "|---|---|---|", *rows]))
+            said.append("\n".join(["| method | what it shows | cost |", "|---|---|---|", *rows]))
         else:
             rows = [f"| [`{one.name}`]({one.name}.md) {arrow(one.name)} | {one.summary} |" for one in members]
-            said.append("\n".join(["| metric | what it asks |", "|---|---|", *rows]))
+            said.append("\n".join(["| metric | what it measures |", "|---|---|", *rows]))
     if kind == "Methods":
-        said.append("Forwards: cost of one image in plain forward passes, on a GPU ([results](../results.md)).")
+        said.append("The cost is that of one image, in plain forward passes on a GPU ([results](../results.md)).")
     return "\n\n".join(said)
 
 

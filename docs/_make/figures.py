@@ -132,17 +132,17 @@ def scores(metric: str) -> dict[str, Score]:
 ACROSS = {
     "deletion": "share of patches hidden",
     "insertion": "share of patches shown",
-    "token_deletion": "share of tokens taken out",
-    "srg": "share of tokens taken out",
+    "token_deletion": "share of tokens removed",
+    "srg": "share of tokens removed",
     "road": "share of patches removed",
     "saco": "patches, the most relevant group first",
     "sensitivity_n": "share of patches hidden at random",
-    "parameter_randomisation": "parts shuffled, from the head down",
+    "parameter_randomisation": "parts shuffled, from the classifier down",
 }
 UP = {
     "srg": "probability, least relevant first − most relevant first",
     "road": "probability, least removed − most removed, halved",
-    "saco": "fall of the probability when the group is hidden",
+    "saco": "drop of the probability when the group is hidden",
     "sensitivity_n": "correlation of sums and drops",
     "parameter_randomisation": "rank correlation with the map of the trained model",
 }
@@ -198,4 +198,4 @@ def values(metric: str) -> dict[str, str]:
 
 
 def spoken(number: float) -> str:
-    return "not a number" if math.isnan(number) else f"{number:.3f}" if abs(number) < 100 else f"{number:.0f}"
+    return "NaN" if math.isnan(number) else f"{number:.3f}" if abs(number) < 100 else f"{number:.0f}"

@@ -14,10 +14,10 @@ hide: [navigation]
 
 # Gallery
 
-Every method with the embedded model on two packaged photos, for the class that the model finds most likely: *{cat}*
-({cat_p:.2f}) and *{cup}* ({cup_p:.2f}). Orange speaks for the class, blue against it; unsigned maps
-are bright where they are high; controls are grey. Each map has its own scale. Three slow methods ran with fewer samples
-than usual, which their pages name."""
+The gallery shows every method with the embedded model on two packaged images, for the most likely class: *{cat}*
+({cat_p:.2f}) and *{cup}* ({cup_p:.2f}). In signed maps orange is evidence for the class and blue evidence against it;
+unsigned maps are bright where they are high; controls are grey. Each map has its own scale. Three slow methods ran with
+fewer samples than by default, as their pages say."""
 PHOTOS = (figures.CAT, figures.CUP)
 
 
@@ -36,7 +36,7 @@ def page() -> str:
 def home() -> str:
     """The first page's row: a photo and what a few methods say of it."""
     photo = figures.photo_thumbnail(figures.CAT)
-    first = f'<figure markdown="span">\n![A cat](gallery/{photo.name})\n<figcaption>the photo</figcaption>\n</figure>'
+    first = f'<figure markdown="span">\n![A cat](gallery/{photo.name})\n<figcaption>the image</figcaption>\n</figure>'
     cards = [declared.card(figures.thumbnail(name, figures.CAT), name, "", "") for name in figures.SHOWN]
     return declared.gallery([first, *cards])
 
@@ -50,13 +50,13 @@ def pair(name: str) -> str:
 
 def looks() -> list[str]:
     """Pictures of `vitreous inspect` and `vitreous maximize`."""
-    said = ["## Inside", "What [`vitreous inspect`](inspect.md) shows of the same cat."]
+    said = ["## Inside", "What [`vitreous inspect`](inspect.md) shows for the same image of a cat."]
     for name, words in inside.VIEWS.items():
         file = f"inside/{inside.view(name).name}"
         said += [f"### {name}", f"{words[0].upper()}{words[1:]}.", f"[![{words}]({file})]({file})"]
     said += [
         "## What a class looks like",
-        "Pictures that [`vitreous maximize`](maximize.md) makes from noise so that the model sees a class in them.",
-        f"![Pictures made for {', '.join(inside.UNITS)}](inside/{inside.dream().name})",
+        "Images that [`vitreous maximize`](maximize.md) optimises from noise until the model sees a class in them.",
+        f"![Images made for {', '.join(inside.UNITS)}](inside/{inside.dream().name})",
     ]
     return said

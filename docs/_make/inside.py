@@ -10,11 +10,11 @@ from _make.figures import CAT, model
 from _make.places import PHOTOS
 
 VIEWS = {
-    "heads": "where CLS looks in every head",
-    "layers": "from layer to layer, and all layers as one",
+    "heads": "where CLS looks in every attention head",
+    "layers": "layer by layer, and all layers combined",
     "qk": "queries and keys, channel by channel",
-    "flow": "what one patch reads, and who reads it",
-    "discard": "rollout while the smallest attentions are dropped",
+    "flow": "what one patch reads, and which patches read it",
+    "discard": "rollout while the smallest attention weights are dropped",
 }
 UNITS = ("class:tabby", "class:espresso")
 STEPS = 96

@@ -34,7 +34,8 @@ def cli_page() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(app)
     lead = (
-        "Generated from the parser; `vitreous COMMAND --help` says the same. A wrong call is one line and exit code 2."
+        "This page is generated from the parser; `vitreous COMMAND --help` shows the same. "
+        "A wrong call prints one line and exits with code 2."
     )
     return "\n\n".join(["# Command line", lead, *commands("vitreous", root, 2)])
 
@@ -72,7 +73,7 @@ def default(p: Any) -> str:
 
 def api_page() -> str:
     """Every public name: its signature and what it says of itself."""
-    said = ["# Python", "Everything below is `vitreous.NAME`; what is not listed here may change."]
+    said = ["# Python", "All names below are available as `vitreous.NAME`. Names that are not listed here may change."]
     placed = {"__version__", *(name for names in GROUPS.values() for name in names)}
     others = tuple(name for name in vitreous.__all__ if name not in placed)
     for title, names in {**GROUPS, **({"Also": others} if others else {})}.items():
