@@ -26,7 +26,7 @@ from vitreous.evaluation.study.run import make_kind
 from vitreous.images.dataset import Data, read_data
 from vitreous.models.model import Model
 from vitreous.trace.apply import images_at_once
-from vitreous.trace.target import Top, fix
+from vitreous.trace.target import Top
 from vitreous.trace.trace import Trace
 
 
@@ -92,7 +92,7 @@ def bare(data: Data, model: Model, kind: Kind, batch: int, images: int) -> float
     for each in ready:
         trace = Trace(model, each)
         trace.record(whole=True)
-        target = fix(Top(1), trace.output) if kind.targeted else None
+        target = Top(1).fix(trace.output) if kind.targeted else None
         kind.work(Scene(trace, target, [None] * len(each), [False] * len(each)))
     return sum(map(len, ready)) / (now(model) - begun)
 

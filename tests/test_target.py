@@ -13,7 +13,7 @@ import vitreous
 from vitreous import Model, Trace
 from vitreous.errors import TargetError
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import Class, Contrast, Each, Neuron, Top, fix, title
+from vitreous.trace.target import Class, Contrast, Each, Neuron, Numbered, Target, Top
 
 LABELS = ["tabby, tabby cat", "tiger cat", "Egyptian cat", "bull mastiff", "black-and-tan coonhound", "zebra", "lynx"]
 
@@ -107,17 +107,111 @@ def test_scores() -> None:
     assert Top(2)(output, output).tolist() == [2, 4]
     assert Contrast(Top(1), Class(0))(output, output).tolist() == [4, 0]
     assert Neuron(1)(output, output).tolist() == [5, 0]
-    assert fix(Top(2), output) == Class((2, 2))
-    assert fix(Contrast(Top(1), Class(0)), output) == Contrast(Class((1, 0)), Class(0))
+    assert Top(2).fix(output) == Class((2, 2))
+    assert Contrast(Top(1), Class(0)).fix(output) == Contrast(Class((1, 0)), Class(0))
 
 
 def test_titles(model: Model) -> None:
     output = torch.zeros(2, 7)
     output[0, 5] = output[1, 1] = 3.0
-    assert title(Top(1), model, output, 0) == "zebra 77%"
-    assert title(Top(1), model, output, 1) == "tiger cat 77%"
-    assert title(Class((5, 1)), model, output, 1) == "tiger cat 77%"
-    assert title(Contrast(Class(5), Class(0)), model, output, 0) == "zebra 77% rather than tabby 4%"
+    assert Top(1).title(model, output, 0) == "zebra 77%"
+    assert Top(1).title(model, output, 1) == "tiger cat 77%"
+    assert Class((5, 1)).title(model, output, 1) == "tiger cat 77%"
+    assert Contrast(Class(5), Class(0)).title(model, output, 0) == "zebra 77% rather than tabby 4%"
+
+
+def best_two(output: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """A target that is only a function."""
+    return output.topk(2, -1).values.sum(-1)
+
+
+@pytest.mark.parametrize("method", ["gradient", "smoothgrad", "cdam", "token_ablation", "transformer_attribution"])
+def test_a_plain_function_is_a_target(model: Model, method: str) -> None:
+    images, options = zoo.images("timm ViT"), {"samples": 2} if method == "smoothgrad" else {}
+
+    class BestTwo(Target):
+        def __call__(self, output: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+            return best_two(output, embedding)
+
+        def __str__(self) -> str:
+            return "best two"
+
+    plain = vitreous.explain(model, images, method, best_two, **options)
+    assert plain.target == str(best_two)
+    own = vitreous.explain(model, images, method, BestTwo(), **options)
+    assert own.target == "best two" and torch.equal(own.map, plain.map)
+    each = vitreous.explain(model, images, method, [best_two] * 3, **options)
+    assert torch.allclose(each.map, plain.map, atol=1e-6)
+
+
+def test_a_plain_function_may_be_a_side_of_a_contrast(model: Model) -> None:
+    images = zoo.images("timm ViT")
+    both, one, other = (
+        vitreous.explain(model, images, "cdam", target).map
+        for target in (Contrast(best_two, Class(5)), best_two, Class(5))
+    )
+    assert torch.allclose(both, one - other, atol=1e-6)
+    assert vitreous.evaluate(model, images, "gradient", "deletion", best_two, steps=3).curve is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Class((0, 7)), "class 7 is out of range"),
+        (Contrast(Class(0), Class(9)), "class 9 is out of range"),
+        (Contrast(Top(8), Class(0)), "top-8 is out of range: pets has 7 outputs"),
+        (Each((Class(1), Neuron(7))), "neuron 7 is out of range"),
+        ([Class(1), Top(0)], "top-0 is out of range"),
+        (Class, "is not a target"),
+    ],
+    ids=str,
+)
+def test_targets_that_are_objects_are_checked_as_strings_are(model: Model, given: Any, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        parse(given, model, 7)
+
+
+def test_what_targets_say_of_themselves() -> None:
+    output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
+    concept = vitreous.Concept(torch.ones(3), name="ones", model="of one model")
+    contrast, each = Contrast(Top(1), concept), Each((Top(2), Neuron(0)))
+    assert contrast.names_classes and each.names_classes and Class(1).names_classes
+    assert not (concept.names_classes or Neuron(0).names_classes or Contrast(concept, Neuron(0)).names_classes)
+    assert contrast.varies and each.varies and not (contrast.fix(output).varies or each.fix(output).varies)
+    assert str(each.fix(output)) == "2;neuron:0" and each.fix(output).of_rows([1, 0, 0]).strings() == ["neuron:0;2;2"]
+    assert str(contrast.fix(output)) == "1-concept:ones;0-concept:ones"
+    assert [str(contrast.fix(output).of_image(i)) for i in range(2)] == ["1-concept:ones", "0-concept:ones"]
+    assert Top(1).fix(output[:1]).single() == Class(1)
+    assert Contrast(Class((1,)), Class(2)).single() == Contrast(Class(1), Class(2))
+    assert Each((Class(1), concept)).for_any_model().targets[1].model is None  # type: ignore[attr-defined]
+    assert concept.identity != vitreous.Concept(torch.zeros(3), name="ones").identity
+    assert Contrast(Class(1), concept).identity == ("1", concept.identity)
+
+
+def test_a_class_is_graded_by_its_probability_once() -> None:
+    output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
+    graded = Top(1).fix(output).graded()
+    assert torch.equal(graded(output, output), output.softmax(-1).amax(-1)) and str(graded) == "1;0"
+    assert graded.graded() is graded
+    assert torch.equal(graded.of_rows([1, 1])(output[[1, 1]], output), output.softmax(-1).amax(-1)[[1, 1]])
+    neuron = Neuron(1)
+    assert neuron.graded() is neuron
+
+
+def test_classes_whose_numbers_stay_on_the_gpu_go_with_their_images() -> None:
+    output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
+    rows, numbers = [1, 0, 1], (2, 0)
+    ours, same = Numbered(torch.tensor(numbers)).of_rows(rows), Class(numbers).of_rows(rows)
+    assert torch.equal(ours(output[rows], output), same(output[rows], output))
+    alone = Numbered(torch.tensor([2]))
+    assert alone.of_rows(rows) is alone
+
+
+def test_a_concept_of_another_model_is_refused_in_a_contrast_too(model: Model) -> None:
+    concept = vitreous.Concept(torch.ones(32), name="theirs", model="another")
+    for given in (concept, Contrast(Class(0), concept), [concept, 1]):
+        with pytest.raises(TargetError, match="concept 'theirs' was built on another model than pets"):
+            parse(given, model, 7)
 
 
 BACKBONES = ["HF CLIP vision sdpa", "HF SigLIP sdpa", "HF DINOv2 registers sdpa", "open_clip ViT-B-32"]
@@ -241,7 +335,7 @@ def test_a_list_may_hold_any_targets_and_its_string_comes_back(model: Model) -> 
 
 def test_a_contrast_with_the_best_class_is_stored_image_by_image() -> None:
     output = torch.tensor([[1.0, 5.0, 2.0], [9.0, 0.0, 4.0]])
-    assert str(fix(Contrast(Top(1), Class(2)), output)) == "1-2;0-2"
+    assert str(Contrast(Top(1), Class(2)).fix(output)) == "1-2;0-2"
 
 
 def test_a_text_for_each_image_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,14 @@ GROUPS = {
     "Load and explain": ("load", "Model", "explain", "explain_targets", "methods", "ConfiguredMethod", "Attribution"),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
     "Look inside": ("inspect", "maximize", "Maximized", "cass", "Trace", "Layout"),
-    "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron"),
+    "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),
-    "Extend": ("METHODS", "METRICS", "method", "metric"),
-    "Around any call": ("limit_memory", "show_progress", "replay", "VitreousError"),
+    "Extend": ("METHODS", "METRICS", "method", "metric", "Noted", "Case", "Measured", "Map", "Output", "Scores"),
+    "Around any call": ("limit_memory", "show_progress", "replay"),
+    "Errors": (
+        *("VitreousError", "InputError", "ModelError", "WeightsError", "Unsupported"),
+        *("TargetError", "OptionError", "CaptureError"),
+    ),
 }
 
 
@@ -84,7 +88,9 @@ def describe(name: str, value: Any) -> list[str]:
     if inspect.ismodule(value):
         return [f"### {name}", prose(doc), *(part for one in functions_of(value) for part in one)]
     if inspect.isclass(value) and issubclass(value, Exception):
-        return [f"### {name}", prose(doc), "The base class of all vitreous errors; `vitreous.errors` has the others."]
+        return [f"### {name}", prose(doc)]
+    if hasattr(value, "dim_str"):
+        return [f"### {name}", f"A tensor of floating-point numbers, `[{value.dim_str}]`."]
     if inspect.isclass(value):
         return [f"### {name}", signature(name, value), prose(doc), members(value)]
     if callable(value):
@@ -147,9 +153,10 @@ def shown(found: inspect.Signature) -> str:
 def members(cls: type) -> str:
     """Public methods and properties, with their first sentence."""
     rows = []
-    for name, value in vars(cls).items():
+    layers = [base for base in reversed(cls.__mro__) if base.__name__ == cls.__name__]  # users know one `Trace`
+    for name, value in (item for layer in layers for item in vars(layer).items()):
         plain = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-        doc = inspect.getdoc(plain.fget if isinstance(plain, property) else plain)
+        doc = inspect.cleandoc(getattr(plain.fget if isinstance(plain, property) else plain, "__doc__", None) or "")
         wanted = inspect.isfunction(plain) or isinstance(plain, property) or hasattr(plain, "attrname")
         if not name.startswith("_") and wanted and doc:
             call = "" if isinstance(plain, property) or hasattr(plain, "attrname") else "()"

@@ -4,9 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitreous import Trace, method
-from vitreous.trace.target import Target
-from vitreous.types import Map
+from vitreous import Map, Target, Trace, method
 
 
 @method(cite="kobayashi2020attention", family="own", attention=True)

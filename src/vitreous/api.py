@@ -12,8 +12,19 @@ from vitreous.attribution import Attribution, Views, attribute_all, join
 from vitreous.errors import TargetError
 from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod
-from vitreous.trace.apply import as_images, as_model, each_of, find_method, images_at_once, per_image
-from vitreous.trace.trace import Trace
+from vitreous.trace import trace as engine
+from vitreous.trace.apply import as_images, as_model, each_of, find_method, images_at_once, of_model, per_image
+
+
+class Trace(engine.Trace):
+    """What can be seen when one model meets one batch of images: recorded on first need, shared by all methods."""
+
+    # The engine's trace knows no methods and no attributions: imports go one way, and methods are written on top of it.
+    # The trace that users make is the same with the one thing added that needs them; whatever takes one takes either.
+
+    def explain(self, method: str | ConfiguredMethod = "rollout", target: Any = None, **options: Any) -> Attribution:
+        """These images explained with one method, as `vitreous.explain` does it."""
+        return explain(self.model, self, method, target, **options)
 
 
 def explain(
@@ -58,8 +69,8 @@ def explain_all(
 ) -> list[Attribution]:
     """One attribution for each target."""
     declared, values = find_method(method, options)
-    if isinstance(images, Trace):
-        return attribute_all(images, declared, targets, values)
+    if isinstance(images, engine.Trace):
+        return attribute_all(of_model(images, model), declared, targets, values)
     wrapped = as_model(model)
     listed = as_images(images)
     targets = [each_of(target) for target in targets]

@@ -24,7 +24,7 @@ from vitreous.models.model import Model
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, refuse
 from vitreous.trace.parse_target import listed
-from vitreous.trace.target import Target, fix, of_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output
 from vitreous.version import VERSION
@@ -280,5 +280,5 @@ def told_targets(target: Target, output: Output | None, count: int) -> tuple[str
     """What is asked of each image, in words that `parse` reads; None where the method does not depend on it."""
     if output is None:
         return (None,) * count
-    fixed = fix(target, output)
-    return tuple(str(of_image(fixed, index)) for index in range(count))
+    fixed = target.fix(output)
+    return tuple(str(fixed.of_image(index)) for index in range(count))

@@ -1,3 +1,4 @@
 """The version, without importing anything."""
 
 VERSION = "0.1.0"
+__version__ = VERSION

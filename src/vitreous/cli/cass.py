@@ -35,7 +35,6 @@ from vitreous.plot.figure import save_figure
 from vitreous.plot.heads import heads_figure
 from vitreous.registry import METHODS
 from vitreous.trace.apply import choose, images_at_once, refuse
-from vitreous.trace.target import title
 from vitreous.trace.trace import Trace
 
 ENDING = ".cass"
@@ -105,7 +104,7 @@ def compare(trace: Trace, target: str | None, values: dict[str, Any], views: Vie
         notes={"cass": scores},
         views=views,
     )
-    titles = [title(chosen, trace.model, trace.output, i) for i in range(len(trace))]
+    titles = [chosen.title(trace.model, trace.output, i) for i in range(len(trace))]
     return Compared(weighted, numbers(scores), numbers(saliency), numbers(heads), titles)
 
 

@@ -32,7 +32,6 @@ from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.registry import Method
 from vitreous.trace.apply import images_at_once
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import title
 from vitreous.trace.trace import Trace
 
 Grid = list[list[Attribution | None]]  # targets × methods
@@ -142,7 +141,7 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
     if targets is None and not trace.classifies:
         return []
     chosen = [parse(text, trace.model, trace.output.shape[1]) for text in targets or ["top-1"]]
-    return [title(target, trace.model, trace.output, index) for target in chosen]
+    return [target.title(trace.model, trace.output, index) for target in chosen]
 
 
 def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:

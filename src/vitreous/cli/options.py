@@ -64,7 +64,10 @@ def load_model(
     here = spec in (None, EMBEDDED) or Path(str(spec).removeprefix("hf/")).is_dir()
     if weights is None and not here and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
-    return load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe)
+    model = load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe)
+    if model.device.type != "cpu" or sys.stderr.isatty():
+        typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
+    return model
 
 
 def parse_size(text: str | None) -> int | tuple[int, int] | None:

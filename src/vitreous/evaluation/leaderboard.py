@@ -28,7 +28,7 @@ from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Method, Metric
 from vitreous.trace.apply import as_model, choose, images_at_once
-from vitreous.trace.target import Class, Target, fix, of_image, title
+from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 
 PERMANENT = (Unsupported, TargetError, OptionError)  # the next batch would end the same way
@@ -200,17 +200,17 @@ class Leaderboard(Board):
             self.forwards.append(forward_seconds(trace) / len(batch))
         self.best.update(zip(batch.numbers, trace.output.argmax(1).tolist()))
         for i, number in enumerate(batch.numbers):
-            own = of_image(target, i)
+            own = target.of_image(i)
             self.targets[number] = str(own)
             if number in loaded.photos and number not in self.examples:
-                said = title(own, self.model, trace.output[i : i + 1], 0)
+                said = own.title(self.model, trace.output[i : i + 1], 0)
                 self.examples[number] = Example(self.data.samples[number].name, from_jpeg(loaded.photos[number]), said)
         return Scene(trace, target, batch.masks, timed)
 
     def _target(self, trace: Trace, numbers: list[int]) -> Target:
         """What is explained in each image, fixed."""
         if self.plan.target not in (None, "label"):
-            return fix(choose(trace, self.plan.target, METHODS["gradient"]), trace.output)
+            return choose(trace, self.plan.target, METHODS["gradient"]).fix(trace.output)
         if not trace.classifies:
             raise no_target(trace)
         return label_target([self.data.samples[number].label for number in numbers], trace)

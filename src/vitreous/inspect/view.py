@@ -21,7 +21,7 @@ from vitreous.errors import InputError, Unsupported
 from vitreous.images import pictures
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
-from vitreous.trace.apply import as_images, as_model, why_not
+from vitreous.trace.apply import as_images, as_model, of_model, why_not
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
@@ -116,7 +116,7 @@ class Seen:
 def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
     """A recorded run of one picture whose attention can be followed; `image` may be a `Trace` of one."""
     if isinstance(image, Trace):
-        trace, views = image, Views.of(image.images, image.model)
+        trace, views = of_model(image, model), Views.of(image.images, image.model)
     else:
         listed, wrapped = as_images(image), as_model(model)
         trace, views = Trace(wrapped, listed), Views.of(listed, wrapped)

@@ -22,8 +22,8 @@ from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
-from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, per_image
-from vitreous.trace.target import Target, fix
+from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores
 
@@ -113,16 +113,17 @@ def evaluate(
 ) -> Score:
     """Measure how good maps are.
 
-    `explained`: a method's name or `vitreous.methods.NAME(…)`, an `Attribution`, or maps [B h w] or [B H W]. `metric`:
-    see `vitreous metrics`. `target`: as for `explain`; None: what the attribution explains, else each image's best
-    class. `masks`: where the object is, for the metrics that ask: one for each image (a file, an array [Y X] or a box;
-    None: unknown).
+    `images`: as for `explain`, also a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
+    `Attribution`, or maps [B h w] or [B H W]. `metric`: see `vitreous metrics`. `target`: as for `explain`; None: what
+    the attribution explains, else each image's best class. `masks`: where the object is, for the metrics that ask: one
+    for each image (a file, an array [Y X] or a box; None: unknown).
     """
     declared = METRICS[metric]
     values = declared.check(options)
     if declared.masks and masks is None:
         raise InputError(f"{metric} needs masks: one for each image, e.g. masks=[…]")
-    wrapped, listed = as_model(model), as_images(images)
+    given = of_model(images, model) if isinstance(images, Trace) else None
+    wrapped, listed = (as_model(model), as_images(images)) if given is None else (given.model, given.images)
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
@@ -131,12 +132,14 @@ def evaluate(
     method, settings = method_of(explained)
 
     def run(part: slice) -> Measured:
-        trace = Trace(wrapped, listed[part])
+        trace = Trace(wrapped, listed[part]) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
         case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
         return measure(declared, case, values)
 
+    if given is not None:
+        return join([run(slice(None))], declared, values, method)
     size = min(images_at_once(wrapped, listed), len(listed))
     return join(in_batches(run, len(listed), size, f"{metric}, images"), declared, values, method)
 
@@ -153,7 +156,7 @@ def make_case(
     declared = method or METHODS["gradient"]  # only to know whether a target makes sense
     fixed: Target = NoTarget(trace)
     if target is not None or trace.classifies:
-        fixed = fix(choose(trace, target, declared), trace.output)
+        fixed = choose(trace, target, declared).fix(trace.output)
 
     def again(other: Trace, wanted: Target) -> Map:
         assert method is not None
@@ -166,7 +169,7 @@ def make_case(
 
 
 @dataclass(frozen=True, eq=False)
-class NoTarget:
+class NoTarget(Target):
     """Of a model without classes where no target is given: a metric that reads no score needs none."""
 
     trace: Trace

@@ -18,6 +18,7 @@ from vitreous.models.checkpoint import Blank, State, bare_names, classes_in, fil
 from vitreous.models.labels import read_labels
 from vitreous.models.model import Model
 
+LOG = logging.getLogger(__name__)
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED = "vitreous_tiny"
 RANDOM = "random"
@@ -56,7 +57,9 @@ def load(
 
         model = attach(model, probe)
     model.net.eval().requires_grad_(False)
-    return model.to(where, kind)
+    model.to(where, kind)
+    LOG.info("%s runs on %s in %s", model.name, model.device, model.dtype)
+    return model
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:

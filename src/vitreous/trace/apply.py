@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size
-from vitreous.errors import InputError, OptionError, Unsupported, one_of
+from vitreous.errors import InputError, ModelError, OptionError, Unsupported, one_of
 from vitreous.images import pictures
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
@@ -21,7 +22,7 @@ from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import Target, Top, classes, no_classifier
+from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Output
 
@@ -44,6 +45,29 @@ def as_model(model: Model | nn.Module | str | None) -> Model:
     if isinstance(model, Model):
         return model
     return load(model) if model is None or isinstance(model, str) else Model(model)
+
+
+def of_model(trace: Trace, model: Model | nn.Module | str | None) -> Trace:
+    """The trace; raise if the model that is named beside it is another than its own."""
+    if model is None:
+        return trace
+    if isinstance(model, str):
+        name, same = model, is_called(trace.model, model)
+    else:
+        given = as_model(model)
+        name, same = given.name, given.module is trace.model.module
+    if same:
+        return trace
+    raise ModelError(
+        f"this trace is of {trace.model.name}, not of {name}: give the model that it was made with, "
+        f"or make one of {name}: Trace(model, images)"
+    )
+
+
+def is_called(model: Model, spec: str) -> bool:
+    """May this be what `load(spec)` gave?"""
+    own = spec.partition("/")[2]
+    return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
 def as_images(images: Any) -> Any:
@@ -101,7 +125,7 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The target as given, or each image's best class; never a class of a model that has none."""
     chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
-    if (declared.targeted or target is not None) and classes(chosen) and not trace.classifies:
+    if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
 

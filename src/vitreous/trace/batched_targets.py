@@ -35,13 +35,15 @@ class Reached(BaseException):
         self.ends = output, embedding
 
 
-def stop(output: Output, embedding: Tensor) -> NoReturn:
+class Stop(Target):
     """A target that is never asked about."""
-    raise Reached(output, embedding)
+
+    def __call__(self, output: Output, embedding: Tensor) -> NoReturn:
+        raise Reached(output, embedding)
 
 
 @dataclass(frozen=True, eq=False)
-class Along:
+class Along(Target):
     """A score of which only the gradient has a meaning: it is what is given."""
 
     starts: tuple[Tensor, ...]  # ∂y/∂output, ∂y/∂embedding
@@ -76,7 +78,7 @@ def maps_of(run: Run, targets: Sequence[Target], size: int) -> list[Any]:
     if min(size, len(targets)) == 1:
         return one_by_one(run, targets)
     try:
-        run(stop)
+        run(Stop())
     except Reached as reached:
         starts = [beginning(target, *reached.ends) for target in targets]
     stacked = [torch.stack(parts) for parts in zip(*starts)]  # [K B C], [K B D]

@@ -1,10 +1,10 @@
-"""A concept is a direction in a model's embedding, made from a few example pictures."""
+"""Targets in a model's embedding: a concept is a direction made from a few example images, a text its own vector."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from vitreous.errors import InputError, TargetError, nearest, one_line
 from vitreous.images import pictures
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.model import Model
+from vitreous.trace.target import Target
 from vitreous.types import Output, Scores
 
 SIMILARITIES = ("dot", "cosine", "l2")
@@ -27,7 +28,7 @@ BATCH = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Concept:
+class Concept(Target):
     """How similar the embedding z before the classifier is to c: z·c, cos(z, c) or −‖z − c‖."""
 
     vector: Any  # [D]: a tensor, an array or a list
@@ -61,7 +62,14 @@ class Concept:
     def __str__(self) -> str:
         return f"concept:{self.name}"
 
-    def fits(self, model: Model) -> None:
+    @property
+    def identity(self) -> Hashable:
+        return str(self), self.similarity, self.vector.numpy().tobytes()
+
+    def for_any_model(self) -> Concept:
+        return replace(self, model=None)
+
+    def check(self, model: Model, outputs: int | None = None) -> None:
         """Raise unless this is the model it was built on."""
         if self.model is not None and self.model != fingerprint(model):
             raise TargetError(
@@ -111,8 +119,22 @@ class Concept:
             hint = nearest(name, known) or "; build it: vitreous concept build NAME IMAGES…"
             raise TargetError(f"no concept {name!r} here{hint}")
         found = cls.load(file)
-        found.fits(model)
+        found.check(model)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Text(Target):
+    """The cosine between an image and a text, for models that embed both."""
+
+    prompt: str
+    vector: Tensor
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return F.cosine_similarity(embedding, self.vector.to(embedding)[None], dim=-1)
+
+    def __str__(self) -> str:
+        return f"text:{self.prompt}"
 
 
 def embeddings(model: Model, images: Any) -> Iterator[Float[Tensor, "b D"]]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitreous.models.model import Model
 from vitreous.registry import Method
-from vitreous.trace.target import Class, Numbered, Target, Top
+from vitreous.trace.target import Numbered, Target
 from vitreous.types import Images
 
 Made = tuple[Tensor, ...]
@@ -44,7 +44,8 @@ class Graph:
     def __init__(self, run: Run, images: Images, targets: Targets) -> None:
         self.images = images.clone()
         self.index = torch.zeros(len(targets), len(images), dtype=torch.long, device=images.device)
-        asked = tuple(Numbered(row) if isinstance(one, Class) else one for one, row in zip(targets, self.index))
+        numbered = [one.class_numbers(len(images)) is not None for one in targets]
+        asked = tuple(Numbered(row) if put else one for one, put, row in zip(targets, numbered, self.index))
         self.put(images, targets)
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
@@ -57,22 +58,15 @@ class Graph:
 
     def put(self, images: Images, targets: Targets) -> None:
         self.images.copy_(images, non_blocking=True)
-        if any(isinstance(one, Class) for one in targets):
-            numbers = [numbers_of(one, len(images)) for one in targets]
-            self.index.copy_(torch.tensor(numbers).pin_memory(), non_blocking=True)
+        numbers = [one.class_numbers(len(images)) for one in targets]
+        if any(numbers):
+            filled = [row or [0] * len(images) for row in numbers]
+            self.index.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
 
     def __call__(self, images: Images, targets: Targets) -> Made:
         self.put(images, targets)
         self.graph.replay()
         return tuple(made.clone() for made in self.made)
-
-
-def numbers_of(target: Target, images: int) -> list[int]:
-    """The class of each image; zeros where no class is named."""
-    if not isinstance(target, Class):
-        return [0] * images
-    index = target.index if isinstance(target.index, tuple) else (target.index,)
-    return [number for number in index for _ in range(images // len(index))]
 
 
 class Replays:
@@ -94,13 +88,13 @@ class Replays:
 def replays(method: Method, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
     """The graphs to use for this, where it may be replayed."""
     found = _replays.get()
-    asked = all(isinstance(target, Class | Top) for target in targets)
+    asked = all(target.replay_key is not None for target in targets)
     return found if asked and images.is_cuda and method.can_replay(values) else None
 
 
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:
     """What must be the same for a graph to be used: also where the weights are."""
-    kinds = tuple(target if isinstance(target, Top) else Class for target in targets)
+    kinds = tuple(target.replay_key for target in targets)
     places = tuple([t.data_ptr() for held in holders(model.module) for t in held.values() if t is not None])
     amp = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     return method, repr(sorted(values.items())), id(model), tuple(images.shape), images.dtype, kinds, amp, places

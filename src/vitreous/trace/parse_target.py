@@ -12,8 +12,8 @@ from torch import Tensor
 from vitreous.errors import TargetError, nearest
 from vitreous.models.labels import find_exact
 from vitreous.models.model import Model
-from vitreous.trace.concept import Concept
-from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Text, Top
+from vitreous.trace.concept import Concept, Text
+from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, as_target, checked
 from vitreous.trace.text import embed_text
 
 
@@ -25,12 +25,10 @@ def parse(given: Any, model: Model, outputs: int) -> Target:
         return Class(checked(given, outputs, "class"))
     if isinstance(given, str):
         return parse_text(given.strip(), model, outputs)
-    if isinstance(given, Class) and isinstance(given.index, int):
-        return Class(checked(given.index, outputs, "class"))
-    if isinstance(given, Target) and not isinstance(given, type):
-        if hasattr(given, "fits"):
-            given.fits(model)
-        return given
+    if callable(given) and not isinstance(given, type):
+        target = as_target(given)
+        target.check(model, outputs)
+        return target
     if isinstance(given, Tensor) or hasattr(given, "tolist"):
         given = given.tolist()
         return parse(given, model, outputs)
@@ -73,10 +71,9 @@ def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | N
     if re.fullmatch(r"-?\d+", text):
         return Class(checked(int(text), outputs, "class"))
     if re.fullmatch(r"top-?\d+", text, re.IGNORECASE):
-        rank = int(text[3:].lstrip("-"))
-        if not 1 <= rank <= outputs:
-            raise TargetError(f"top-{rank} is out of range: {model.name} has {outputs} outputs")
-        return Top(rank)
+        top = Top(int(text[3:].lstrip("-")))
+        top.check(model, outputs)
+        return top
     found = find_class(text, model) if part else find_exact(text, model.labels)
     if found is not None:
         return Class(found)
@@ -124,9 +121,3 @@ def unknown_class(text: str, model: Model) -> TargetError:
         )
     short = [name.strip() for label in model.labels.values() for name in label.split(",")]
     return TargetError(f"unknown class {text!r}{nearest(text, short)}")
-
-
-def checked(index: int, outputs: int, what: str) -> int:
-    if not 0 <= index < outputs:
-        raise TargetError(f"{what} {index} is out of range: the model has {what} 0 to {outputs - 1}")
-    return index

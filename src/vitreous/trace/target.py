@@ -7,31 +7,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import TargetError
 from vitreous.models.model import Model, capturing
 from vitreous.types import Output, Scores
 
+Scoring = Callable[[Output, Tensor], Scores]  # what every target is, and all that a target of your own has to be
 
-@runtime_checkable
-class Target(Protocol):
-    """Anything that turns the output (or the embedding before the classifier) into one number per image."""
 
+class Target(ABC):
+    """Turns the output, or the embedding before the classifier, into one number per image.
+
+    A target of your own needs only `__call__`; what else a target can be asked has a default here. Wherever the library
+    takes a target, it also takes a plain function `(output, embedding) -> scores`.
+    """
+
+    @abstractmethod
     def __call__(self, output: Output, embedding: Tensor) -> Scores: ...
+
+    @property
+    def names_classes(self) -> bool:
+        """Does it make no sense without a classifier?"""
+        return False
+
+    @property
+    def one_class(self) -> bool:
+        """Is it the score of one class of each image, and nothing else?"""
+        return False
+
+    @property
+    def varies(self) -> bool:
+        """Is it another class for every image until it is fixed?"""
+        return False
+
+    def check(self, model: Model, outputs: int) -> None:  # noqa: B027, a target may leave it out
+        """Raise if this model, with this many outputs, has no such target."""
+
+    def fix(self, output: Output) -> Target:
+        """The same target with each image's best class named, so that it stays while the images change."""
+        return self
+
+    def of_rows(self, rows: Sequence[int]) -> Target:
+        """Once fixed: what is asked of variants of the images, variant i being one of image `rows[i]`."""
+        return self
+
+    def of_image(self, index: int) -> Target:
+        """Once fixed: what is asked of one image."""
+        return self.of_rows([index])
+
+    def single(self) -> Target:
+        """Once fixed on one image: the same without the list of one."""
+        return self
+
+    def graded(self) -> Target:
+        """Classes by their probability, anything else by its score."""
+        return Probability(self) if self.names_classes else self
+
+    def for_any_model(self) -> Target:
+        """The same, also for another model than the one it was made with."""
+        return self
+
+    def strings(self) -> list[str]:
+        """Its string, or one for each image."""
+        return [str(self)]
+
+    def title(self, model: Model, output: Output, index: int) -> str:
+        """What it means for one image, for people: its label and probability."""
+        return str(self)
+
+    @property
+    def identity(self) -> Hashable:
+        """What makes two targets the same."""
+        return str(self)
+
+    @property
+    def replay_key(self) -> Hashable | None:
+        """What it has in common with the targets that share its CUDA graph; None: it is never replayed."""
+        return None
+
+    def class_numbers(self, images: int) -> list[int] | None:
+        """The class of each of so many images, where classes are given by their numbers."""
+        return None
 
 
 @dataclass(frozen=True)
-class Class:
+class Function(Target):
+    """A plain function as a target."""
+
+    function: Scoring
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        return self.function(output, embedding)
+
+    def __str__(self) -> str:
+        return str(self.function)
+
+
+def as_target(given: Scoring) -> Target:
+    return given if isinstance(given, Target) else Function(given)
+
+
+@dataclass(frozen=True)
+class Class(Target):
     """The score of a class, the same for all images or one for each."""
 
     index: int | tuple[int, ...]
+    names_classes = one_class = True
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         if isinstance(self.index, int):
@@ -41,51 +128,137 @@ class Class:
         chosen = torch.tensor(self.index, device=output.device).repeat_interleave(len(output) // len(self.index))
         return output.gather(1, chosen[:, None])[:, 0]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The class of each image, or one for all."""
+        return (self.index,) if isinstance(self.index, int) else self.index
+
+    def check(self, model: Model, outputs: int) -> None:
+        for number in self.numbers:
+            checked(number, outputs, "class")
+
+    def of_rows(self, rows: Sequence[int]) -> Target:
+        return self if len(self.numbers) == 1 else Class(tuple(self.numbers[row] for row in rows))
+
+    def single(self) -> Target:
+        return Class(self.numbers[0]) if len(self.numbers) == 1 else self
+
+    def strings(self) -> list[str]:
+        return [str(number) for number in self.numbers]
+
     def __str__(self) -> str:
-        return str(self.index) if isinstance(self.index, int) else ";".join(map(str, self.index))
+        return ";".join(self.strings())
+
+    def title(self, model: Model, output: Output, index: int) -> str:
+        number = self.numbers[index if len(self.numbers) > 1 else 0]
+        return f"{model.label(number)} {output[index].softmax(-1)[number]:.0%}"
+
+    @property
+    def replay_key(self) -> Hashable:
+        return Class
+
+    def class_numbers(self, images: int) -> list[int]:
+        return [number for number in self.numbers for _ in range(images // len(self.numbers))]
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered:
+class Numbered(Target):
     """A class for each image, or the same for all, whose numbers lie on a GPU and are not asked for."""
 
     index: Tensor  # [B] or [1]
+    names_classes = one_class = True
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return output.gather(1, self.index.expand(len(output))[:, None])[:, 0]
 
+    def of_rows(self, rows: Sequence[int]) -> Target:
+        return self if len(self.index) == 1 else Numbered(torch.cat([self.index[row : row + 1] for row in rows]))
+
 
 @dataclass(frozen=True)
-class Top:
+class Top(Target):
     """The score of each image's own best class (`rank` 1), second best (2), …"""
 
     rank: int = 1
+    names_classes = one_class = varies = True
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return output.gather(1, output.detach().topk(self.rank, -1).indices[:, -1:])[:, 0]
 
+    def check(self, model: Model, outputs: int) -> None:
+        if not 1 <= self.rank <= outputs:
+            raise TargetError(f"{self} is out of range: {model.name} has {outputs} outputs")
+
+    def fix(self, output: Output) -> Target:
+        best = output.topk(self.rank, -1).indices[:, -1]
+        return Numbered(best) if capturing(output) else Class(tuple(best.tolist()))
+
     def __str__(self) -> str:
         return f"top-{self.rank}"
 
+    def title(self, model: Model, output: Output, index: int) -> str:
+        return self.fix(output[index : index + 1]).title(model, output[index : index + 1], 0)
 
-@dataclass(frozen=True)
-class Contrast:
+    @property
+    def replay_key(self) -> Hashable:
+        return self
+
+
+@dataclass(frozen=True, init=False)
+class Contrast(Target):
     """What speaks for `one` rather than for `other`."""
 
     one: Target
     other: Target
 
+    def __init__(self, one: Scoring, other: Scoring) -> None:
+        object.__setattr__(self, "one", as_target(one))
+        object.__setattr__(self, "other", as_target(other))
+
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return self.one(output, embedding) - self.other(output, embedding)
 
+    @property
+    def names_classes(self) -> bool:
+        return self.one.names_classes or self.other.names_classes
+
+    @property
+    def varies(self) -> bool:
+        return self.one.varies or self.other.varies
+
+    def check(self, model: Model, outputs: int) -> None:
+        self.one.check(model, outputs)
+        self.other.check(model, outputs)
+
+    def fix(self, output: Output) -> Target:
+        return Contrast(self.one.fix(output), self.other.fix(output))
+
+    def of_rows(self, rows: Sequence[int]) -> Target:
+        return Contrast(self.one.of_rows(rows), self.other.of_rows(rows))
+
+    def single(self) -> Target:
+        return Contrast(self.one.single(), self.other.single())
+
+    def for_any_model(self) -> Target:
+        return Contrast(self.one.for_any_model(), self.other.for_any_model())
+
+    def strings(self) -> list[str]:
+        one, other = self.one.strings(), self.other.strings()
+        return [f"{one[i % len(one)]}-{other[i % len(other)]}" for i in range(max(len(one), len(other)))]
+
     def __str__(self) -> str:
-        sides = [str(side).split(";") if isinstance(side, Class) else [str(side)] for side in (self.one, self.other)]
-        count = max(map(len, sides))
-        return ";".join("-".join(side[i % len(side)] for side in sides) for i in range(count))
+        return ";".join(self.strings())
+
+    def title(self, model: Model, output: Output, index: int) -> str:
+        return f"{self.one.title(model, output, index)} rather than {self.other.title(model, output, index)}"
+
+    @property
+    def identity(self) -> Hashable:
+        return self.one.identity, self.other.identity
 
 
 @dataclass(frozen=True)
-class Neuron:
+class Neuron(Target):
     """One number of the output, whatever it means."""
 
     index: int
@@ -93,12 +266,15 @@ class Neuron:
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return output[:, self.index]
 
+    def check(self, model: Model, outputs: int) -> None:
+        checked(self.index, outputs, "neuron")
+
     def __str__(self) -> str:
         return f"neuron:{self.index}"
 
 
 @dataclass(frozen=True)
-class Each:
+class Each(Target):
     """A target of its own for each image, of any kinds."""
 
     targets: tuple[Target, ...]
@@ -110,12 +286,36 @@ class Each:
         parts = [slice(i * count, (i + 1) * count) for i in range(len(self.targets))]
         return torch.cat([target(output[part], embedding[part]) for target, part in zip(self.targets, parts)])
 
+    @property
+    def names_classes(self) -> bool:
+        return any(target.names_classes for target in self.targets)
+
+    @property
+    def varies(self) -> bool:
+        return any(target.varies for target in self.targets)
+
+    def check(self, model: Model, outputs: int) -> None:
+        for target in self.targets:
+            target.check(model, outputs)
+
+    def fix(self, output: Output) -> Target:
+        return Each(tuple(target.fix(output[i : i + 1]).single() for i, target in enumerate(self.targets)))
+
+    def of_rows(self, rows: Sequence[int]) -> Target:
+        return Each(tuple(self.targets[row] for row in rows))
+
+    def for_any_model(self) -> Target:
+        return Each(tuple(target.for_any_model() for target in self.targets))
+
     def __str__(self) -> str:
         return ";".join(map(str, self.targets))
 
+    def title(self, model: Model, output: Output, index: int) -> str:
+        return self.targets[index].title(model, output, index)
+
 
 @dataclass(frozen=True)
-class Probability:
+class Probability(Target):
     """What a target of classes asks for, in probabilities rather than logits."""
 
     target: Target
@@ -123,71 +323,20 @@ class Probability:
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return self.target(output.softmax(-1), embedding)
 
+    def fix(self, output: Output) -> Target:
+        return Probability(self.target.fix(output))
+
+    def of_rows(self, rows: Sequence[int]) -> Target:
+        return Probability(self.target.of_rows(rows))
+
     def __str__(self) -> str:
         return str(self.target)
 
 
-@dataclass(frozen=True, eq=False)
-class Text:
-    """The cosine between an image and a text, for models that embed both."""
-
-    prompt: str
-    vector: Tensor
-
-    def __call__(self, output: Output, embedding: Tensor) -> Scores:
-        return F.cosine_similarity(embedding, self.vector.to(embedding)[None], dim=-1)
-
-    def __str__(self) -> str:
-        return f"text:{self.prompt}"
-
-
-# ------------------------------------------------------------------------------------------------------- using them
-
-
-def fix(target: Target, output: Output) -> Target:
-    """The same target with each image's best class named, so that it stays while the images change."""
-    if isinstance(target, Top):
-        best = output.topk(target.rank, -1).indices[:, -1]
-        return Numbered(best) if capturing(output) else Class(tuple(best.tolist()))
-    if isinstance(target, Contrast):
-        return Contrast(fix(target.one, output), fix(target.other, output))
-    if isinstance(target, Each):
-        return Each(tuple(single(fix(t, output[i : i + 1])) for i, t in enumerate(target.targets)))
-    return target
-
-
-def of_rows(target: Target, rows: Sequence[int]) -> Target:
-    """What a fixed target asks of variants of the images: variant i is one of image `rows[i]`."""
-    if isinstance(target, Class) and isinstance(target.index, tuple):
-        return target if len(target.index) == 1 else Class(tuple(target.index[row] for row in rows))
-    if isinstance(target, Contrast):
-        return Contrast(of_rows(target.one, rows), of_rows(target.other, rows))
-    if isinstance(target, Probability):
-        return Probability(of_rows(target.target, rows))
-    return Each(tuple(target.targets[row] for row in rows)) if isinstance(target, Each) else target
-
-
-def of_image(target: Target, index: int) -> Target:
-    """What a fixed target asks of one image."""
-    return of_rows(target, [index])
-
-
-def single(target: Target) -> Target:
-    """A target fixed on one image, without the list of one."""
-    if isinstance(target, Class) and isinstance(target.index, tuple) and len(target.index) == 1:
-        return Class(target.index[0])
-    if isinstance(target, Contrast):
-        return Contrast(single(target.one), single(target.other))
-    return target
-
-
-def classes(target: Target) -> bool:
-    """Does it name classes, so that it makes no sense without a classifier?"""
-    if isinstance(target, Contrast):
-        return classes(target.one) or classes(target.other)
-    if isinstance(target, Each):
-        return any(map(classes, target.targets))
-    return isinstance(target, Class | Top | Numbered)
+def checked(index: int, outputs: int, what: str) -> int:
+    if not 0 <= index < outputs:
+        raise TargetError(f"{what} {index} is out of range: the model has {what} 0 to {outputs - 1}")
+    return index
 
 
 def no_classifier(name: str) -> TargetError:
@@ -195,16 +344,3 @@ def no_classifier(name: str) -> TargetError:
         f"{name} has no classifier, so its outputs are not classes: give a concept (vitreous.Concept, concept:NAME), "
         "a text (text:…, for models with a text tower), neuron:NUMBER, or load it with a probe (vitreous probe train)"
     )
-
-
-def title(target: Target, model: Model, output: Output, index: int) -> str:
-    """What a target means for one image, for people: its label and probability."""
-    target = target.targets[index] if isinstance(target, Each) else target
-    fixed = fix(target, output[index : index + 1]) if isinstance(target, Top) else target
-    if isinstance(fixed, Contrast):
-        one, other = (title(t, model, output, index) for t in (fixed.one, fixed.other))
-        return f"{one} rather than {other}"
-    if isinstance(fixed, Class):
-        number = fixed.index if isinstance(fixed.index, int) else fixed.index[index if len(fixed.index) > 1 else 0]
-        return f"{model.label(number)} {output[index].softmax(-1)[number]:.0%}"
-    return str(fixed)

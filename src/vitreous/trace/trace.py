@@ -21,7 +21,7 @@ from vitreous.capture.narrowed_block import Fold, Tail, entering, own_thread
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.models.model import Model, capturing, refuse_infinite
 from vitreous.trace.last_block import folds, tails
-from vitreous.trace.target import Target, of_rows
+from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 Edit = Callable[[Tensor], Tensor]
@@ -405,7 +405,7 @@ class Trace:
 
         def grads(part: slice) -> Tensor:
             record = self._from_pixels(torch.cat(some[part]))
-            y = self.score(of_rows(target, list(range(count)) * (part.stop - part.start)), record)
+            y = self.score(target.of_rows(list(range(count)) * (part.stop - part.start)), record)
             (grad,) = gradients(y, [record.images], keep=False)
             return widen(grad).reshape(-1, count, *grad.shape[1:])
 

@@ -40,7 +40,7 @@ from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
 from vitreous.web.snippet import write
-from vitreous.web.targets import heading, identify, resolve, settle
+from vitreous.web.targets import heading, resolve, settle
 from vitreous.web.uploads import Part, identity, open_picture, read_form, weight
 
 router = APIRouter()
@@ -150,7 +150,7 @@ def one_map(
 ) -> dict[str, Any]:
     """One map, kept in the store, as an event tells it; one that is in the store is not made again."""
     target = settle(resolve(engine, served, trace, asked), trace) if method.targeted else None
-    known = key_of(served.name, image, method.name, sorted(values.items(), key=str), target and identify(target))
+    known = key_of(served.name, image, method.name, sorted(values.items(), key=str), target and target.identity)
     found, cached = engine.maps.get(known), True
     if found is None:
         cached, began = False, time.perf_counter()

@@ -26,7 +26,7 @@ from vitreous.web.info import usable
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
-from vitreous.web.targets import heading, identify, resolve, settle
+from vitreous.web.targets import heading, resolve, settle
 
 router = APIRouter()
 
@@ -102,7 +102,7 @@ def random_band(
     """The same measure of maps that know nothing, computed once for each target."""
     if count == 0:
         return None
-    key = served.name, image, identify(target), declared.name, repr(values), count
+    key = served.name, image, target.identity, declared.name, repr(values), count
     band: schema.Band | None = engine.bands.get(key)
     if band is None:
         random = METHODS["random"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from vitreous.errors import TargetError
-from vitreous.trace.concept import Concept
 from vitreous.trace.parse_target import parse, parse_kind
-from vitreous.trace.target import Contrast, Target, classes, fix, no_classifier, single, title
+from vitreous.trace.target import Contrast, Target, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.web.engine import Engine, Held, Served
 
@@ -22,7 +20,7 @@ def resolve(engine: Engine, served: Served, trace: Trace, asked: str | int) -> T
     if len(text) > LONGEST:
         raise TargetError(f"a target of {len(text)} letters is too long")
     found = read(engine, served, text, trace.output.shape[1])
-    if classes(found) and not trace.classifies:
+    if found.names_classes and not trace.classifies:
         raise no_classifier(served.name)
     return found
 
@@ -59,18 +57,9 @@ def find_held(engine: Engine, served: Served, name: str) -> Held | None:
 
 def settle(target: Target, trace: Trace) -> Target:
     """With the best class named."""
-    return single(fix(target, trace.output))
+    return target.fix(trace.output).single()
 
 
 def heading(target: Target, trace: Trace) -> str:
     """For people."""
-    return title(target, trace.model, trace.output, 0)
-
-
-def identify(target: Target) -> Any:
-    """What makes two targets the same."""
-    if isinstance(target, Contrast):
-        return identify(target.one), identify(target.other)
-    if isinstance(target, Concept):
-        return str(target), target.similarity, target.vector.numpy().tobytes()
-    return str(target)
+    return target.title(trace.model, trace.output, 0)

@@ -21,7 +21,7 @@ from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.trace.apply import as_model, images_at_once
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import classes, no_classifier
+from vitreous.trace.target import no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
@@ -224,5 +224,5 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
                 raise TargetError(
                     f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1"
                 )
-        elif classes(parse(target, model, trace.output.shape[1])) and not trace.classifies:
+        elif parse(target, model, trace.output.shape[1]).names_classes and not trace.classifies:
             raise no_classifier(model.name)

@@ -23,7 +23,7 @@ from vitreous.metrics.case import no_target
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
 from vitreous.trace.apply import choose
-from vitreous.trace.target import Target, fix, of_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Rows:
         for i, number in enumerate(batch.numbers):
             row = self.about(number, asked, method)
             row["prediction"] = best[i]
-            row["target"] = None if scene.target is None else str(of_image(scene.target, i))
+            row["target"] = None if scene.target is None else str(scene.target.of_image(i))
             row["error"] = self.why_not(number, asked, outcome, i)
             if row["error"] is None:
                 row |= {name: values[i] for name, values in outcome.values.items()}
@@ -174,7 +174,7 @@ def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Targ
     if not rows.recipe.kind.targeted:
         return None
     if asked not in (None, "label"):
-        return fix(choose(trace, asked, METHODS["gradient"]), trace.output)
+        return choose(trace, asked, METHODS["gradient"]).fix(trace.output)
     if not trace.classifies:
         raise no_target(trace)
     return label_target([rows.sample(number).label for number in batch.numbers], trace)

@@ -21,7 +21,7 @@ from vitreous.capture.attention import widen
 from vitreous.capture.capture import Enough
 from vitreous.errors import TargetError, Unsupported
 from vitreous.trace.parse_target import listed, parse
-from vitreous.trace.target import Class, Target, Top, classes, no_classifier
+from vitreous.trace.target import Target, as_target, no_classifier
 from vitreous.trace.tokens import projections, token_names
 from vitreous.trace.trace import Record, Trace, score_of
 from vitreous.types import Images, Scores, Tokens
@@ -155,10 +155,10 @@ class Head:
 
 def title(unit: Unit, trace: Trace) -> str:
     """For people: with the label where a class is given by its number."""
-    target = unit.target if isinstance(unit, OfOutput) else None
-    if isinstance(target, Class) and isinstance(target.index, int) and str(unit) == f"class:{target.index}":
-        label = trace.model.label(target.index)
-        return str(unit) if label == f"class {target.index}" else f"{unit} {label}"
+    numbers = unit.target.class_numbers(1) if isinstance(unit, OfOutput) else None
+    if numbers and str(unit) == f"class:{numbers[0]}":
+        label = trace.model.label(numbers[0])
+        return str(unit) if label == f"class {numbers[0]}" else f"{unit} {label}"
     return str(unit)
 
 
@@ -233,8 +233,10 @@ def parse_unit(given: Any, trace: Trace) -> Unit:
         unit = parse_text(kind.lower(), rest.strip(), given, trace)
     elif isinstance(given, OfOutput | Channel | Token | Head):
         unit = given
-    elif isinstance(given, Target) and not isinstance(given, type):
-        unit = of_target(f"class:{given}" if isinstance(given, Class) else str(given), given, trace)
+    elif callable(given) and not isinstance(given, type):
+        target = as_target(given)
+        text = str(target) if target.class_numbers(1) is None else f"class:{target}"
+        unit = of_target(text, target, trace)
     else:
         raise TargetError(f"{str(given)[:60]!r} is not a unit; give {SHAPES}")
     if unit.depth is not None:
@@ -270,9 +272,9 @@ def of_target(text: str, given: Any, trace: Trace) -> OfOutput:
     if len(listed(text)) > 1:
         raise TargetError(f"{text}: is several targets; give one unit for each")
     target = parse(given, trace.model, trace.model.outputs or trace.output.shape[1])
-    if any(isinstance(part, Top) for part in (target, getattr(target, "one", None), getattr(target, "other", None))):
+    if target.varies:
         raise TargetError(f"{text}: is another class for every picture; name the class")
-    if classes(target) and not trace.classifies:
+    if target.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return OfOutput(text, target)
 

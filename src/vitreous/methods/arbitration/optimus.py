@@ -15,7 +15,7 @@ from vitreous.capture.attention_backward import Shown
 from vitreous.errors import OptionError
 from vitreous.metrics.case import Case, measure
 from vitreous.registry import METRICS, Metric, Noted, method
-from vitreous.trace.target import Target, fix, of_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Scores
 
@@ -41,7 +41,7 @@ def optimus(
     argmax faithfulness over heads {mean, (∇A ⊙ A)⁺, each} × layers {each, mean, product} × rows {ρᵀA, column mean, max}
     """
     judge = find_judge(metric)
-    fixed = fix(target, trace.output)
+    fixed = target.fix(trace.output)
     names, made = candidates(trace, fixed, single_heads)  # [B C h w]
     streams = trace.generators(seed)
     chance = torch.stack([torch.rand(controls, *trace.layout.grid, generator=stream) for stream in streams])
@@ -159,7 +159,7 @@ def choose(
 
 def judged(trace: Trace, index: int, target: Target, judge: Metric, maps: Float[Tensor, "C h w"]) -> Scores:
     """The metric of many maps of one image."""
-    image, wanted = trace.images[index : index + 1], of_image(target, index)
+    image, wanted = trace.images[index : index + 1], target.of_image(index)
 
     def run(part: slice) -> Scores:
         copies = Trace(trace.model, image.expand(part.stop - part.start, -1, -1, -1).contiguous())

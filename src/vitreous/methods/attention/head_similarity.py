@@ -36,11 +36,11 @@ def cass(
     `saliency`: a ready φ [B h w] in place of |SmoothGrad|; `space="pixel"` compares at the image's resolution.
     """
     from vitreous.registry import METHODS
-    from vitreous.trace.apply import as_model, choose, refuse
+    from vitreous.trace.apply import as_model, choose, of_model, refuse
 
     declared = METHODS["cass_attention"]
     values = declared.check({"space": space, "samples": samples, "sigma": sigma, "seed": seed})
-    trace = images if isinstance(images, Trace) else Trace(as_model(model), images)
+    trace = of_model(images, model) if isinstance(images, Trace) else Trace(as_model(model), images)
     refuse(trace, declared)
     chosen = choose(trace, target, declared)
     with torch.inference_mode(False), torch.no_grad():

@@ -11,7 +11,7 @@ from vitreous.capture.attention import Attention, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.common import path
 from vitreous.registry import method
-from vitreous.trace.target import Target, fix
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace, gradients
 from vitreous.types import Map
 
@@ -67,7 +67,7 @@ def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: flo
     record = trace.cut()
     assert record.entry is not None and record.output is not None
     tokens = trace.batch_first(record.entry.detach())  # [B N D]
-    fixed = fix(target, record.output)
+    fixed = target.fix(record.output)
     points, weights = path(count) if variant == "integrated" else ([1.0] * count, [1 / count] * count)
     streams = trace.generators(seed)
     spread = sigma * tokens.flatten(1).std(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import sum_of
 from vitreous.registry import method
-from vitreous.trace.target import Target, fix
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Record, Trace, first_rows, gradients, score_of
 from vitreous.types import Map
 
@@ -43,7 +43,7 @@ def legrad(
         return first_rows(whole, count), whole
 
     record: Record = trace.kept(f"legrad, {pool}", run)[1]
-    fixed = fix(target, trace.output)
+    fixed = target.fix(trace.output)
     scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
     grads = gradients(scores, [layer.node for layer in record.layers])
     maps = []

@@ -19,7 +19,7 @@ from vitreous.registry import method
 from vitreous.trace.last_block import tails
 from vitreous.trace.rules.mode import Rules, warn_of
 from vitreous.trace.rules.relevance import CALL, Attended, Cast, Chefer, divide
-from vitreous.trace.target import Class, Numbered, Target, Top, of_rows
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Record, Trace, first_rows, gradients
 from vitreous.types import Images, Map, Row, Weights
 
@@ -56,8 +56,7 @@ def transformer_attribution(
 
     def run(part: slice) -> Map:
         own, rows = Trace(trace.model, trace.images[part]), range(len(trace))[part]
-        asked = Numbered(target.index[part]) if isinstance(target, Numbered) else of_rows(target, rows)
-        found = rolled(own, asked, start_layer, precision)
+        found = rolled(own, target.of_rows(rows), start_layer, precision)
         runs.append(first_rows(own.any_whole(), len(own)))
         return found
 
@@ -185,7 +184,7 @@ def beginnings(target: Target, record: Record) -> Iterator[tuple[int, list[Tenso
     output, z = (t.detach().requires_grad_() for t in (record.output, record.embedding))
     with torch.enable_grad():
         weight, inner = gradients(target(output, z), [output, z])
-    if isinstance(target, Class | Top | Numbered):  # one, and nothing else: no number is asked for
+    if target.one_class:  # no number is asked for
         yield 1, [record.output], [weight]
         return
     helps = (inner * z.detach()).clamp_min(0)

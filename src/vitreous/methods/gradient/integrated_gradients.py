@@ -9,7 +9,7 @@ from vitreous._support.progress import steps as told
 from vitreous.methods.common import path
 from vitreous.registry import Noted, method
 from vitreous.trace.perturb.fills import baseline_images, end_scores
-from vitreous.trace.target import Target, fix
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
 
@@ -30,7 +30,7 @@ def integrated_gradients(
     Σ_c (x_c − x₀_c) · ∫₀¹ ∂y/∂x_c (x₀ + α(x − x₀)) dα; completeness_error = Σ − (y(x) − y(x₀))
     """
     images = trace.images
-    fixed, start = fix(target, trace.output), baseline_images(trace, baseline, seed)
+    fixed, start = target.fix(trace.output), baseline_images(trace, baseline, seed)
     points, weights = path(steps)
     total = torch.zeros_like(images, dtype=torch.float32)
     way = (start + point * (images - start) for point in told(points, steps, "integrated_gradients"))

@@ -12,7 +12,7 @@ from vitreous._support.noise import normal
 from vitreous._support.progress import steps
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
 from vitreous.registry import method
-from vitreous.trace.target import Target, fix
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
 
@@ -49,7 +49,7 @@ def smooth_gradient(
     trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1
 ) -> Float[Tensor, "B 3 Y X"]:
     """The mean (squared) gradient over the given noise."""
-    fixed, images = fix(target, trace.output), trace.images
+    fixed, images = target.fix(trace.output), trace.images
     flat = images.flatten(1)
     width = sigma * (flat.amax(1) - flat.amin(1)).float()[:, None, None, None]
     total, count = torch.zeros_like(images, dtype=torch.float32), 0

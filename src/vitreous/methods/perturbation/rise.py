@@ -13,7 +13,7 @@ from vitreous.capture.attention import widen
 from vitreous.registry import method
 from vitreous.trace.perturb.drop_tokens import scored_as, scores_of
 from vitreous.trace.perturb.fills import Fill, Stretch, enlarge, filled, stretch
-from vitreous.trace.target import Target, of_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
 
@@ -44,7 +44,7 @@ def rise(
     cover = filled(trace, fill)
     drawn = [draw(stream, masks, cells, keep, trace.size) for stream in trace.generators(seed)]
     key = "rise", masks, cells, keep, fill, seed
-    parts = [mean_shown(trace, i, of_image(fixed, i), cover[i : i + 1], *drawn[i], key) for i in range(len(trace))]
+    parts = [mean_shown(trace, i, fixed.of_image(i), cover[i : i + 1], *drawn[i], key) for i in range(len(trace))]
     return torch.stack(parts)
 
 

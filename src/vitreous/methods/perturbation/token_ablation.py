@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.registry import method
 from vitreous.trace.perturb.drop_tokens import scored_as, scores_without
-from vitreous.trace.target import Target, of_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
@@ -35,6 +35,6 @@ def token_ablation(
     left = torch.arange(first, first + count, device=trace.images.device)
 
     def without(i: int) -> Tensor:
-        return scores_without(trace, i, of_image(fixed, i), left, "token_ablation", ("token_ablation", i))
+        return scores_without(trace, i, fixed.of_image(i), left, "token_ablation", ("token_ablation", i))
 
     return torch.stack([whole[i] - without(i) for i in range(len(trace))]).reshape(-1, *trace.layout.grid)

@@ -13,7 +13,7 @@ from vitreous.capture.attention import widen
 from vitreous.registry import Noted, method
 from vitreous.trace.perturb.drop_tokens import scored_as, scores_of
 from vitreous.trace.perturb.fills import Stretch, enlarge, stretch
-from vitreous.trace.target import Probability, Target, classes, of_image
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
@@ -47,12 +47,12 @@ def vit_cx(
     streams = trace.generators(seed)
     maps, counts = [], []
     down, across = (stretch(cells, side) for cells, side in zip(features.shape[2:], trace.size))
-    graded = Probability(fixed) if classes(fixed) else fixed
+    graded = fixed.graded()
     for i in range(len(trace)):
         masks = merged(features[i], down, across, threshold)
         hiding = noise * torch.randn(trace.images.shape[1:], generator=streams[i]) if noise else None
         key = "vit_cx", i, threshold, noise, seed
-        scores = mask_scores(trace, i, of_image(graded, i), masks, down, across, hiding, key)
+        scores = mask_scores(trace, i, graded.of_image(i), masks, down, across, hiding, key)
         maps.append(mean_mask(masks, scores.to(masks), down, across))
         counts.append(len(masks))
     return Noted(torch.stack(maps).float().to(trace.images.device), {"masks": torch.tensor(counts)})

@@ -4,7 +4,7 @@ from vitreous.errors import TargetError
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import correlation
 from vitreous.registry import metric
-from vitreous.trace.target import Top, fix, no_classifier
+from vitreous.trace.target import Top, no_classifier
 
 
 @metric(better="higher", cite="rebuffi2020there", again=True)
@@ -19,6 +19,6 @@ def class_contrast(case: Case) -> Measured:
         raise no_classifier(trace.model.name)
     if trace.output.shape[1] < 2:
         raise TargetError(f"class_contrast compares two classes; {trace.model.name} has one")
-    best, second = (fix(Top(rank), trace.output) for rank in (1, 2))
+    best, second = (Top(rank).fix(trace.output) for rank in (1, 2))
     one = case.map if case.target == best else case.again(trace, best)
     return Measured(1 - correlation(one, case.again(trace, second)).abs())

@@ -16,18 +16,13 @@ from vitreous.metrics.case import Case
 from vitreous.trace.perturb.drop_tokens import Kept, refuse_dropping, scores_keeping
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
-from vitreous.trace.target import Probability, Target, classes
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Scores
 
 Curve = Float[Tensor, "B T"]
 Order = Int[Tensor, "B n"]  # numbers of patches
 Share = Annotated[float, Field(gt=0, lt=1)]
-
-
-def graded(target: Target) -> Target:
-    """A class by its probability; anything else by its score."""
-    return Probability(target) if classes(target) else target
 
 
 def area(curve: Curve, at: Sequence[float]) -> Scores:
@@ -68,7 +63,7 @@ def hide(case: Case, target: Target, hidden: Bool[Tensor, "B T n"], fill: Fill, 
 
 def take_out(case: Case, orders: Sequence[Order], steps: int, what: str, remedy: str) -> Float[Tensor, "O B T"]:
     """p(target) after the first ⌊n·s⌋ tokens of each order are removed, s = 0, 1/T … 1 − 1/T; all orders at once."""
-    trace, target, ranked = case.trace, graded(case.target), torch.cat(list(orders))
+    trace, target, ranked = case.trace, case.target.graded(), torch.cat(list(orders))
     try:
         refuse_dropping(trace)
     except Unsupported:

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import area, counts_of, first, graded, hide
+from vitreous.metrics.faithfulness.curves import area, counts_of, first, hide
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 
@@ -29,5 +29,5 @@ def deletion(
     patches = case.order.shape[1]
     counts = counts_of(patches, steps)
     shares = [count / patches for count in counts]
-    curve = hide(case, graded(case.target), first(case.order, counts), fill, "deletion")
+    curve = hide(case, case.target.graded(), first(case.order, counts), fill, "deletion")
     return Measured(area(curve, shares), curve, shares)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import Share, first, graded, least_first
+from vitreous.metrics.faithfulness.curves import Share, first, least_first
 from vitreous.registry import metric
 from vitreous.trace.perturb.drop_tokens import lean_run, scores_each
 from vitreous.trace.perturb.hide_patches import pixels_of
@@ -50,7 +50,7 @@ def road(
         return impute(case.trace.images[index], missing[part], hiss[index])
 
     scores = scores_each(
-        case.trace, graded(case.target), rows, lambda part: lean_run(case.trace, pictures(part)), "road"
+        case.trace, case.target.graded(), rows, lambda part: lean_run(case.trace, pictures(part)), "road"
     )
     least, most = scores.view(len(hidden), 2, len(counts)).unbind(1)
     curve = (least - most) / 2

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import first, graded, hide
+from vitreous.metrics.faithfulness.curves import first, hide
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 from vitreous.types import Scores
@@ -34,7 +34,7 @@ def saco(
     ends = [patches * group // groups for group in range(groups + 1)]
     until = first(case.order, ends)
     members = until[:, 1:] & ~until[:, :-1]  # [B K n]
-    target = graded(case.target)
+    target = case.target.graded()
     drops = case.trace.score(target).detach()[:, None] - hide(case, target, members, fill, "saco")
     sums = torch.einsum("bkn,bn->bk", members.double(), case.patches.flatten(1).double())
     means = sums / members.sum(-1)  # of equal float32 values exactly that value

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import first, graded, hide, least_first, take_out
+from vitreous.metrics.faithfulness.curves import first, hide, least_first, take_out
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 
@@ -36,5 +36,5 @@ def srg(
     else:
         patches = case.order.shape[1]
         counts = [patches * step // steps for step in range(steps)]
-        least, most = (hide(case, graded(case.target), first(order, counts), fill, "srg") for order in orders)
+        least, most = (hide(case, case.target.graded(), first(order, counts), fill, "srg") for order in orders)
     return Measured((least - most).mean(1), least - most, [step / steps for step in range(steps)])

@@ -10,7 +10,6 @@ from vitreous._support.memory import in_batches
 from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
 from vitreous.trace.apply import images_at_once
-from vitreous.trace.target import of_rows
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
@@ -36,7 +35,7 @@ def max_sensitivity(
         """Of a few samples, [k B]."""
         near = torch.cat([beside(trace, radius, seed * samples + i) for i in range(part.start, part.stop)])
         rows = list(range(count)) * (part.stop - part.start)
-        maps = case.again(Trace(trace.model, near), of_rows(case.target, rows))
+        maps = case.again(Trace(trace.model, near), case.target.of_rows(rows))
         change: Tensor = (maps - case.map.repeat(part.stop - part.start, 1, 1)).flatten(1).norm(dim=1)
         return change
 

@@ -4,7 +4,6 @@ import copy
 import types
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -19,7 +18,6 @@ from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import rank_correlation
 from vitreous.models.model import Model
 from vitreous.registry import metric
-from vitreous.trace.concept import Concept
 from vitreous.trace.trace import Trace
 from vitreous.types import Images
 
@@ -42,7 +40,7 @@ def parameter_randomisation(
     twin = copy_of(case.trace.model)
     parts = parts_of(twin, case.trace.images[:1], case.trace.layout.blocks)
     parameters = dict(twin.module.named_parameters())
-    target = replace(case.target, model=None) if isinstance(case.target, Concept) else case.target
+    target = case.target.for_any_model()
     curve, done = [], 0
     counts = depths(len(parts), stages)
     for count in steps(counts, len(counts), "parameter_randomisation"):

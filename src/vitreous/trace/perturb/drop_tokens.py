@@ -25,7 +25,7 @@ from vitreous.capture.capture import MATMUL, NORMS, SDPA, TAG, additive
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.trace.last_block import Known, known, near
-from vitreous.trace.target import Probability, Target, classes, fix, of_rows
+from vitreous.trace.target import Probability, Target
 from vitreous.trace.trace import Edit, Record, Trace
 from vitreous.types import Heads, Images, Scores
 
@@ -103,12 +103,12 @@ def scores_each(
     size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
     if key is None or len(rows) * (trace.model.outputs or 0) > MOST_KEPT:
         return torch.cat(
-            in_batches(lambda part: trace.score(of_rows(target, rows[part]), run(part)).detach(), len(rows), size, what)
+            in_batches(lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what)
         )
     if key not in trace.ends:
         parts = in_batches(lambda part: ends_of(run(part)), len(rows), size, what)
         trace.ends[key] = tuple(torch.cat(part) for part in zip(*parts))
-    return widen(of_rows(target, rows)(*trace.ends[key]))
+    return widen(target.of_rows(rows)(*trace.ends[key]))
 
 
 def ends_of(record: Record) -> tuple[Tensor, Tensor]:
@@ -422,9 +422,9 @@ class Cut(ExitStack):
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
     """What is asked of the images, fixed, as a logit or a probability; and their scores now."""
     trace.plain()
-    fixed = fix(target, trace.output)
+    fixed = target.fix(trace.output)
     if of == "probability":
-        if not classes(fixed):
+        if not fixed.names_classes:
             raise OptionError(f"of=probability needs a class, and {target} is none; use of=logit")
         fixed = Probability(fixed)
     return fixed, trace.score(fixed).detach()
