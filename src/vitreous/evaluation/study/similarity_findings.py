@@ -204,22 +204,22 @@ def fall_test(layers: Float[np.ndarray, "N L"]) -> float:
 def heads_test(scores: Float[np.ndarray, "N H"]) -> tuple[float, float]:
     """Kendall's W and the p value that the heads are alike: Friedman's test, Wilcoxon's for two heads.
 
-    W = (12 Σ R² − 3 n² k (k+1)²) / (n² k (k²−1) − n Σ (t³−t)),  χ² = n (k−1) W
+    W = χ² / (n (k−1)); of two heads, W = (a − b)² / (n (a + b)), where one is higher in a images, the other in b
     """
     count, heads = scores.shape
     if heads < 2:
         return float("nan"), float("nan")
-    ranks = stats.rankdata(scores, axis=1)
-    between = 12 * (ranks.sum(0) ** 2).sum() - 3 * count**2 * heads * (heads + 1) ** 2
-    most = 12 * count * ((ranks - (heads + 1) / 2) ** 2).sum()  # equal heads have less to differ by
-    w = float(between / most) if most > 0 else 0.0
-    if count < FEW:
-        return w, float("nan")
-    if heads > 2:
-        return w, float(stats.chi2.sf(count * (heads - 1) * w, heads - 1))
-    apart = scores[:, 0].astype(np.float64) - scores[:, 1]
+    values = scores.astype(np.float64)
+    apart = np.diff(values)[:, 0] if heads == 2 else np.ptp(values, axis=1)
     apart = apart[apart != 0]
-    return w, float(stats.wilcoxon(apart).pvalue) if len(apart) else 1.0
+    if not len(apart):
+        w, p = 0.0, 1.0
+    elif heads == 2:
+        w, p = float(np.sign(apart).sum() ** 2 / (count * len(apart))), float(stats.wilcoxon(apart).pvalue)
+    else:
+        chi2, p = (float(found) for found in stats.friedmanchisquare(*values.T))
+        w = max(0.0, chi2 / (count * (heads - 1)))  # rounding may leave it just below zero
+    return w, p if count >= FEW else float("nan")
 
 
 def holm(p: Float[np.ndarray, "T"]) -> Float[np.ndarray, "T"]:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from vitreous._support.files import DRAFT, write_whole
 from vitreous.errors import InputError, one_line
 from vitreous.evaluation.study.shard import encode
@@ -75,19 +77,17 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One run at a time; the lock of a killed process is gone with it."""
+        lock = FileLock(self.folder / LOCK, timeout=0, fallback_to_soft=False)  # closed in forked readers
         try:
-            import fcntl
-        except ImportError:  # Windows: two runs would do the same work twice, and store it once
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
+        except OSError:  # a file system without locks: two runs would do the same work twice, and store it once
+            pass
+        try:
             yield
-            return
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not handed down to the processes that read pictures
-            except (BlockingIOError, PermissionError):
-                raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
-            except OSError:  # a file system without locks
-                pass
-            yield
+        finally:
+            lock.release()
 
 
 def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> Store:
