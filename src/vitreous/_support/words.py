@@ -1,7 +1,9 @@
-"""Numbers in words."""
+"""Numbers in words, and numbers as JSON can hold them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,3 +12,25 @@ import numpy as np
 def percent(share: float | np.floating[Any]) -> str:
     """0.4%, 12%."""
     return f"{share:.1%}" if 0 < share < 0.00995 else f"{share:.0%}"
+
+
+def number(value: float, digits: int = 2) -> str:
+    """0.44, −0.10, 0.00 for a tiny negative value; a dash for NaN."""
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−") if math.isfinite(value) else "–"
+
+
+def count_of(count: int, thing: str) -> str:
+    """1 image, 1,200 images."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def spoken(names: Sequence[str], word: str = "and") -> str:
+    """a, b and c."""
+    return f" {word} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def finite(value: Any) -> Any:
+    """A number or an array as JSON can hold it: lists of floats, None for NaN and infinities."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return [finite(one) for one in value]
+    return float(value) if math.isfinite(value) else None

@@ -19,6 +19,7 @@ from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow
+    from markupsafe import Markup
 
     from vitreous.evaluation.study.findings import Findings
     from vitreous.models.model import Model
@@ -111,7 +112,7 @@ class Kind(ABC):
     def findings(self, study: Rows) -> Findings:
         """What the rows of one model tell."""
 
-    def body(self, study: Rows) -> str | None:
+    def body(self, study: Rows) -> Markup | None:
         """Its own page of one model, where tables and charts are not enough."""
         return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from vitreous._support.statistics import Moments, Summary
 from vitreous.attribution import Attribution
@@ -121,10 +122,10 @@ class Leaderboard(Kind):
         numbers = {asked: means(summary) for asked, (_, summary) in boards.items()}
         return Findings(conclusion(first), told, tables, charts, numbers)
 
-    def body(self, study: Rows) -> str:
+    def body(self, study: Rows) -> Markup:
         from vitreous.evaluation.report.leaderboard import body
 
-        return "\n".join(body(board, board.summary()) for _, board in boards_of(self, study))
+        return Markup("\n").join(body(board, board.summary()) for _, board in boards_of(self, study))
 
 
 def boards_of(kind: Leaderboard, study: Rows) -> Iterator[tuple[str, Board]]:
