@@ -22,8 +22,9 @@ from vitreous.evaluation.study.comparison import FINE, SAMPLE, Agreement, Pooled
 from vitreous.evaluation.study.comparison_findings import findings_of
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.published_claims import CORRELATION, SPARSITY
+from vitreous.plot.cdam_by_attention import Bin, attention_figure
 from vitreous.plot.figure import png_bytes
-from vitreous.plot.pairs import Bin, attention_figure, correlation_figure, pairs_figure
+from vitreous.plot.pairs import correlation_figure, pairs_figure
 
 FOUR = ("attention", "cdam", "gae", "token_ablation")
 NAN = float("nan")

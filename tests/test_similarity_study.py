@@ -14,18 +14,17 @@ from matplotlib.text import Text
 from scipy import stats
 
 import vitreous
+from vitreous._support.words import share
 from vitreous.errors import InputError
-from vitreous.evaluation.study import similarity_findings as findings_module
-from vitreous.evaluation.study.similarity_findings import (
+from vitreous.evaluation.study import similarity_measures
+from vitreous.evaluation.study.similarity_findings import pick_groups, similarity_findings
+from vitreous.evaluation.study.similarity_measures import (
     depth_correlations,
     fall_test,
     heads_test,
     holm,
     mean_intervals,
     measure,
-    pick_groups,
-    share,
-    similarity_findings,
     unusually_low,
 )
 from vitreous.plot.figure import png_bytes
@@ -232,7 +231,7 @@ def test_many_images_have_the_bootstraps_own_interval(monkeypatch: pytest.Monkey
     series = np.random.default_rng(0).gamma(2, 1, (3, 4000))
     series[1, ::3] = NAN
     resampled = mean_intervals(series)
-    monkeypatch.setattr(findings_module, "MANY", 100)
+    monkeypatch.setattr(similarity_measures, "MANY", 100)
     limit = mean_intervals(series)
     assert np.abs(limit - resampled).max() < 0.06 * np.ptp(resampled, axis=0).min()
     row = series[1][np.isfinite(series[1])]

@@ -19,6 +19,20 @@ def number(value: float, digits: int = 2) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−") if math.isfinite(value) else "–"
 
 
+def span(ends: Sequence[float] | np.ndarray, digits: int = 2) -> str:
+    """An interval: [0.10, 0.32]; [cannot be told] where there is none."""
+    known = all(math.isfinite(end) for end in ends)
+    return f"[{number(ends[0], digits)}, {number(ends[1], digits)}]" if known else "[cannot be told]"
+
+
+def share(part: float) -> str:
+    """12 %, 99.9 %: never 100 % or 0 % where it is not all or none."""
+    if part in (0, 1):
+        return f"{100 * part:.0f} %"
+    percent = min(max(100 * part, 0.1), 99.9)
+    return f"{percent:.0f} %" if 1 <= percent <= 99 else f"{percent:.1f} %"
+
+
 def count_of(count: int, thing: str) -> str:
     """1 image, 1,200 images."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"

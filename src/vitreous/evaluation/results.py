@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous._support.statistics import Moments, Summary, summarise
+from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.images.dataset import Data
 from vitreous.registry import Declared, Method, Metric
@@ -218,7 +219,3 @@ class Board:
             begun = int((self.done & ~self.measured.all(0)).sum())
             told.append(f"stopped early: {said}{f', {begun} are begun' if begun else ''}")
         return told
-
-
-def finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from vitreous._support.statistics import pearson
 from vitreous._support.words import percent
 
 Pattern = Literal["one-way", "two-way", "none"]
@@ -131,10 +132,8 @@ def moran(pictures: Images) -> Numbers:
 
 
 def correlation(a: Images, b: Images) -> Numbers:
-    """Pearson's, of each picture with its partner; 0 where one is flat."""
-    x, y = (p - p.mean((1, 2), keepdims=True) for p in (a.astype(np.float64), b.astype(np.float64)))
-    sizes = np.sqrt((x * x).sum((1, 2)) * (y * y).sum((1, 2)))
-    return np.asarray(np.where(sizes > 0, (x * y).sum((1, 2)) / np.maximum(sizes, 1e-300), 0))
+    """Pearson's r of each image with its partner; 0 where one is flat."""
+    return np.asarray(np.nan_to_num(pearson(a.reshape(len(a), -1), b.reshape(len(b), -1))))
 
 
 def meeting(here: Images, there: Images, scale: Numbers) -> Images:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from vitreous._support.words import percent
+from vitreous._support.words import finite, percent
 from vitreous.errors import OptionError
 from vitreous.inspect.view import AnyModel, View, looking, numbers, span, width_of
 from vitreous.methods.attention.head_similarity import head_maps
@@ -58,7 +58,7 @@ class Heads(View):
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"layers": list(self.layers), "width": known(self.width), "patches": known(self.patches)}
+        return {"layers": list(self.layers), "width": finite(self.width), "patches": finite(self.patches)}
 
     @property
     def title(self) -> str:
@@ -89,8 +89,3 @@ def heads(model: AnyModel, image: Any, *, layers: Sequence[int] | None = None) -
         for row, one in zip(maps, each):
             row[: len(one)] = one
         return Heads(**seen.about, layers=chosen, readout=readout_name(trace.layout), maps=numbers(maps))
-
-
-def known(values: Float[np.ndarray, "L H"]) -> list[list[float | None]]:
-    """JSON knows no NaN."""
-    return [[None if np.isnan(value) else float(value) for value in row] for row in values]

@@ -15,6 +15,7 @@ from vitreous._support.files import write_whole
 from vitreous._support.words import percent
 from vitreous.errors import InputError
 from vitreous.plot.explained import Inspected
+from vitreous.plot.gif import gif_bytes
 from vitreous.plot.overlay import overlay, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape, sign
 from vitreous.plot.sheet import BAR, BODY, GREY, HEAD, LABEL, QUIET, SMALL, Sheet
@@ -118,7 +119,7 @@ def frame(view: Discard, ratio: float, map: np.ndarray, cells: bool) -> Image.Im
 
 
 def save_gif(pictures: list[Image.Image], path: Path) -> None:
-    """An animation that never ends, smaller where it would be a large file; whole or not at all."""
+    """Write an animation, with smaller frames where it would be a large file."""
     if not pictures:
         raise InputError(f"{path}: there is no frame to write")
     written = animated(pictures)
@@ -130,9 +131,5 @@ def save_gif(pictures: list[Image.Image], path: Path) -> None:
 
 
 def animated(pictures: list[Image.Image]) -> bytes:
-    """The frames with 256 colours of their own each; dots in their place would flicker."""
-    first, *rest = [picture.quantize(256, dither=Image.Dither.NONE) for picture in pictures]
-    times = [HOLD, *[STEP] * (len(rest) - 1), HOLD][: len(pictures)]
-    buffer = io.BytesIO()
-    first.save(buffer, "GIF", save_all=True, append_images=rest, duration=times, loop=0, optimize=False)
-    return buffer.getvalue()
+    """The frames one after the other; the first and the last stay longer."""
+    return gif_bytes(pictures, [HOLD, *[STEP] * (len(pictures) - 2), HOLD][: len(pictures)])

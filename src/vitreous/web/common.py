@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.responses import Response
 from torch import Tensor
 
+from vitreous._support.words import finite
 from vitreous.models.model import Model
 from vitreous.web import schema
 from vitreous.web.engine import Engine
@@ -68,13 +68,8 @@ def raw(values: Tensor) -> bytes:
     return array.tobytes() if array.dtype == np.uint8 else array.astype("<f4").tobytes()
 
 
-def number(value: Any) -> float | None:
-    """JSON knows no NaN."""
-    return float(value) if math.isfinite(value) else None
-
-
 def each_number(values: Tensor) -> list[float | None]:
-    return [number(value) for value in values.flatten().tolist()]
+    return [finite(value) for value in values.flatten().tolist()]
 
 
 def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
@@ -86,4 +81,4 @@ def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
 def chances(model: Model, output: Tensor, indices: list[int]) -> list[schema.Chance]:
     share = output.float().softmax(-1)
     known = [i for i in indices if i < len(output)]
-    return [schema.Chance(index=i, label=model.label(i), probability=number(share[i])) for i in known]
+    return [schema.Chance(index=i, label=model.label(i), probability=finite(share[i])) for i in known]

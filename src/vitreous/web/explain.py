@@ -13,6 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
+from vitreous._support.words import finite
 from vitreous.attribution import Attribution, Views, attribute, plain
 from vitreous.images.pictures import Picture
 from vitreous.plot.colour import is_control, limits
@@ -32,7 +33,6 @@ from vitreous.web.common import (
     ModelQuery,
     Served,
     best,
-    number,
     numbers,
 )
 from vitreous.web.engine import Engine, Kept, key_of
@@ -184,8 +184,8 @@ def remember(
         "signed": made.signed,
         "level": method.level,
         "control": is_control(made.method),
-        "min": number(values.min()),
-        "max": number(values.max()),
+        "min": finite(values.min()),
+        "max": finite(values.max()),
         "limits": limits(values.numpy(), made.signed, method.level),
         "seconds": round(seconds, 4),
         "notes": notes_of(made),

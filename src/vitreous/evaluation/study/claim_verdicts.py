@@ -11,7 +11,7 @@ from vitreous._support.words import number
 from vitreous.evaluation.study.compared import Compared, Estimate
 from vitreous.evaluation.study.comparison import Key
 from vitreous.evaluation.study.published_claims import CLAIMS, CORRELATION, SEEN, SPARSITY, Claim
-from vitreous.plot.pairs import Bin
+from vitreous.plot.cdam_by_attention import Bin
 
 LEAST_TOKENS = 100  # fewer tell nothing
 

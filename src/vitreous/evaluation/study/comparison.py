@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from vitreous.errors import InputError
 from vitreous.metrics.complexity.sparsity import share_of_little
-from vitreous.plot.pairs import Bin
-
-if TYPE_CHECKING:
-    pass
+from vitreous.plot.cdam_by_attention import Bin
 
 NOTHING = 0.05  # of the largest score: less counts as nothing
 ROUNDING = 4 * float(np.finfo(np.float32).eps)  # of the largest score: a map that varies less is constant
@@ -114,9 +111,10 @@ def sparsity(scores: Scores) -> Float[np.ndarray, "M"]:
 
 def correlation(scores: Scores, varied: There) -> Square:
     """Pearson's r between the rows; none for those that do not vary."""
-    off = scores - scores.mean(1, keepdims=True)
-    off /= np.where(varied, np.linalg.norm(off, axis=1), 1)[:, None]
-    return np.where(np.outer(varied, varied), np.clip(off @ off.T, -1, 1), np.nan)
+    found = np.full((len(scores), len(scores)), np.nan)
+    if varied.any():
+        found[np.ix_(varied, varied)] = np.corrcoef(scores[varied])
+    return found
 
 
 class Pooled:

@@ -20,7 +20,8 @@ from vitreous.evaluation.study.compared import Compared
 from vitreous.evaluation.study.comparison import NOTHING, Agreement
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.published_claims import CAVEAT, CORRELATION, SOURCE, SPARSITY
-from vitreous.plot.pairs import MOST_PAIRED, attention_figure, correlation_figure, pairs_figure
+from vitreous.plot.cdam_by_attention import attention_figure
+from vitreous.plot.pairs import MOST_PAIRED, correlation_figure, pairs_figure
 
 PAIRS = (
     "Below the diagonal, a sample of tokens of all images by the scores of two methods, each divided by the largest "

@@ -13,6 +13,7 @@ import torch
 from markupsafe import Markup
 
 from vitreous._support.statistics import Moments, Summary
+from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, make_plan, measure_method
 from vitreous.evaluation.leaderboard import Scene as Measuring
@@ -89,7 +90,7 @@ class Leaderboard(Kind):
         made = Outcome(seconds=found.seconds * count, told=dict(told))
         reasons: list[dict[str, str]] = [{} for _ in range(count)]
         for k, metric in enumerate(self.metrics):
-            made.values[metric] = [float(v) if np.isfinite(v) else None for v in found.values[k]]
+            made.values[metric] = finite(found.values[k])
             measured = found.curves.get(metric)
             curves = [None] * count if measured is None or measured.curve is None else list(measured.curve.numpy())
             made.values[f"{metric}_curve"] = curves
@@ -248,10 +249,4 @@ def charts_of(board: Board, after: str) -> list[Chart]:
 
 def means(summary: Summary) -> dict[str, dict[str, float | None]]:
     """For programs."""
-    return {
-        method: {
-            metric: float(summary.mean[m, k]) if np.isfinite(summary.mean[m, k]) else None
-            for k, metric in enumerate(summary.metrics)
-        }
-        for m, method in enumerate(summary.methods)
-    }
+    return {method: dict(zip(summary.metrics, finite(summary.mean[m]))) for m, method in enumerate(summary.methods)}

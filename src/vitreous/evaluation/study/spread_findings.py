@@ -13,16 +13,9 @@ from jaxtyping import Float, Int
 from PIL import Image
 
 from vitreous._support.statistics import FEW, mean_of
+from vitreous._support.words import count_of, finite, number, share, span
 from vitreous.evaluation.study.findings import Chart, Findings, Table
-from vitreous.evaluation.study.similarity_findings import (
-    count_of,
-    depth_correlations,
-    mean_intervals,
-    number,
-    plain,
-    share,
-    span,
-)
+from vitreous.evaluation.study.similarity_measures import depth_correlations, mean_intervals
 from vitreous.plot.spread import example_figure, histogram_figure, spread_figure
 
 LEVELS = 4
@@ -212,17 +205,17 @@ def numbers(found: Spread, chosen: dict[int, list[SpreadExample]], left_out: int
         "left_out": left_out,
         "patches": found.patches,
         "entropy": mean,
-        "interval": plain(mean_intervals(found.entropy[None])[:, 0]),
+        "interval": finite(mean_intervals(found.entropy[None])[:, 0]),
         "share_of_even": mean / found.even if found.patches > 1 else None,
         "patches_looked_at": float(np.exp(mean)),
-        "borders": plain(found.borders),
-        "depth": {"rho": plain(float(mean_of(rho))), "interval": plain(mean_intervals(rho[None])[:, 0])},
-        "layers": {"mean": plain(found.layers.mean(0)), "intervals": plain(mean_intervals(found.layers.T).T)},
+        "borders": finite(found.borders),
+        "depth": {"rho": finite(float(mean_of(rho))), "interval": finite(mean_intervals(rho[None])[:, 0])},
+        "layers": {"mean": finite(found.layers.mean(0)), "intervals": finite(mean_intervals(found.layers.T).T)},
         "levels": [
             {
                 "level": k,
                 "images": int(found.of(k).size),
-                "entropy": plain(float(mean_of(found.of(k)))),
+                "entropy": finite(float(mean_of(found.of(k)))),
                 "examples": [one.name for one in chosen[k]],
             }
             for k in range(1, LEVELS + 1)

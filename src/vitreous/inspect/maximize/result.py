@@ -92,13 +92,17 @@ class Maximized:
         return file
 
     def save_image(self, path: str | Path, index: int = 0) -> Path:
-        """The bare picture, as a PNG."""
-        return write_image(Path(path), [self.picture(index)], ".png")
+        """Write the bare image as a PNG."""
+        buffer = io.BytesIO()
+        self.picture(index).save(buffer, "PNG")
+        return write_image(Path(path), buffer.getvalue(), ".png")
 
     def save_gif(self, path: str | Path, index: int = 0) -> Path:
-        """The ascent as a film that stays on its last picture for a while."""
+        """Write the ascent as a film that stays on its last image for a while."""
+        from vitreous.plot.gif import gif_bytes
+
         frames = [enlarged(as_image(frame)) for frame in self.film[index]]
-        return write_image(Path(path), frames, ".gif")
+        return write_image(Path(path), gif_bytes(frames, [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]), ".gif")
 
     def _repr_png_(self) -> bytes:
         """A figure, for notebooks."""
@@ -140,14 +144,9 @@ def enlarged(image: Image.Image) -> Image.Image:
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
-def write_image(path: Path, frames: Sequence[Image.Image], ending: str) -> Path:
+def write_image(path: Path, content: bytes, ending: str) -> Path:
+    """Write a file whose name must end in `ending`."""
     if path.suffix.lower() != ending:
         raise OptionError(f"{path}: must end in {ending}")
-    buffer = io.BytesIO()
-    if ending == ".gif":
-        durations = [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]
-        frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
-    else:
-        frames[0].save(buffer, "PNG")
-    write_whole(path, buffer.getvalue())
+    write_whole(path, content)
     return path
