@@ -121,5 +121,5 @@ def attempt(run: Callable[[slice], T], part: slice) -> tuple[T] | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Did a GPU or the system have too little memory? (On the CPU torch has no exception of its own for it, only words.)"""
+    """Did a GPU or the system have too little memory? On the CPU, torch has no exception of its own for it."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

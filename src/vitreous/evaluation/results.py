@@ -21,6 +21,7 @@ from vitreous.registry import Declared, Method, Metric
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
+    from vitreous.plot.curves import Curve
 
 DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity"})  # families that cannot tell right maps
 BROKEN, NO_MASK, UNTOLD = "the map is not finite", "no mask", "the metric gives no number"
@@ -129,6 +130,13 @@ class Board:
             judged=[not describes(one.declared) for one in asked],
             seed=self.plan.seed,
         )
+
+    def mean_curves(self, metric: str) -> dict[str, Curve]:
+        """The mean curve of each method that has one for this metric."""
+        from vitreous.plot.curves import Curve
+
+        kept = {name: self.curves[name, metric] for name in self.methods if (name, metric) in self.curves}
+        return {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
 
     def costs(self) -> dict[str, Cost]:
         """Of the methods that ran on a trace of their own; the quickest batch counts, the others were disturbed."""

@@ -12,8 +12,6 @@ HEX = r"^[0-9a-f]{24}$"
 ModelName = Annotated[str, Field(max_length=200, description="one of those named at start; nothing: the first")]
 ImageId = Annotated[str, Field(pattern=IMAGE, description="of an upload, or sample:NAME", examples=["sample:cat"])]
 MapId = Annotated[str, Field(pattern=HEX)]
-JobId = Annotated[str, Field(pattern=HEX)]
-ConceptId = Annotated[str, Field(pattern=HEX)]
 TargetText = Annotated[
     str | Annotated[int, Field(ge=0, le=10**6)],
     Field(examples=["top-1"], description="282, tiger cat, top-1, dog-cat, neuron:17, concept:NAME-or-ID, text:a dog"),

@@ -14,7 +14,7 @@ from vitreous._support.templates import render
 from vitreous.attribution import plain
 from vitreous.evaluation.report.page import HOME, data_uri, inline_svg, shade, whole_page
 from vitreous.plot.colour import is_control, is_level, limits, line_colour
-from vitreous.plot.curves import Curve, curves_figure
+from vitreous.plot.curves import curves_figure
 from vitreous.plot.overlay import overlay
 from vitreous.plot.panel import changed_options
 from vitreous.plot.sheet import compact
@@ -155,9 +155,7 @@ def curves(board: Board) -> list[dict[str, Any]]:
     """The mean curves of every metric that has some."""
     drawn = []
     for metric, asked in board.plan.metrics.items():
-        kept = {name: board.curves[name, metric] for name in board.methods if (name, metric) in board.curves}
-        lines = {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
-        if lines:
+        if lines := board.mean_curves(metric):
             places = [place for one in lines.values() for place in one.at]
             across = SHARE if 0 <= min(places) and max(places) <= 1 else ""
             better = asked.declared.direction(asked.values)

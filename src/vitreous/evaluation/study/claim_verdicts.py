@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitreous._support.statistics import FEW
-from vitreous._support.words import number
+from vitreous._support.words import count_of, number
 from vitreous.evaluation.study.compared import Compared, Estimate
 from vitreous.evaluation.study.comparison import Key
 from vitreous.evaluation.study.published_claims import CLAIMS, CORRELATION, SEEN, SPARSITY, Claim
@@ -145,7 +145,7 @@ def said_of_bins(found: Compared) -> str:
             f"{to_average(found, row)}"
         )
     said = (
-        f"on {first.tokens:,} tokens of {counted(first.images, 'image')} with attention below 1 % of the image's "
+        f"on {first.tokens:,} tokens of {count_of(first.images, 'image')} with attention below 1 % of the image's "
         f"largest, |cdam| is on average {percent(first.mean)} of its largest, {to_average(found, first)}, and "
         f"{percent(first.large)} of them have 5 % or more, as {percent(bins.large_share)} of all tokens do"
     )
@@ -169,10 +169,6 @@ def published(claim: Claim, methods: Sequence[str]) -> str:
 def called(key: Key) -> str:
     """r(cdam, gae); the sparsity of a method by its name."""
     return f"r({', '.join(key[1:])})" if key[0] == "r" else str(key[1])
-
-
-def counted(count: int, noun: str) -> str:
-    return f"one {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def percent(value: float) -> str:

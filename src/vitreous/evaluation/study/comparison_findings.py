@@ -14,8 +14,8 @@ from jaxtyping import Int
 from matplotlib.figure import Figure
 
 from vitreous._support.statistics import FEW
-from vitreous._support.words import finite, number, spoken
-from vitreous.evaluation.study.claim_verdicts import Verdict, counted, percent, verdicts_of
+from vitreous._support.words import count_of, finite, number, spoken
+from vitreous.evaluation.study.claim_verdicts import Verdict, percent, verdicts_of
 from vitreous.evaluation.study.compared import Compared
 from vitreous.evaluation.study.comparison import NOTHING, Agreement
 from vitreous.evaluation.study.findings import Chart, Findings, Table
@@ -50,7 +50,7 @@ def findings_of(gathered: Agreement) -> Findings:
 def lead(found: Compared, verdicts: Sequence[Verdict]) -> str:
     if not found.images:
         return "No image was compared: nothing can be said."
-    on = f"On {counted(found.images, 'image')}"
+    on = f"On {count_of(found.images, 'image')}"
     if (found.of.failed == found.images).all():
         return f"{on} no method gave a map: nothing can be said."
     parts = [part for part in (lead_sparsity(found), lead_r(found), lead_claims(verdicts)) if part]
@@ -82,7 +82,7 @@ def lead_claims(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     held, fell, open_ = ([verdict.holds for verdict in verdicts].count(state) for state in (True, False, None))
-    return f"of {counted(len(verdicts), 'published claim')}, {held} held, {fell} did not, {open_} cannot be told"
+    return f"of {count_of(len(verdicts), 'published claim')}, {held} held, {fell} did not, {open_} cannot be told"
 
 
 def told(found: Compared, verdicts: Sequence[Verdict]) -> list[str]:
@@ -90,7 +90,7 @@ def told(found: Compared, verdicts: Sequence[Verdict]) -> list[str]:
         return []
     said = [verdict.sentence for verdict in verdicts]
     said.append(CAVEAT if said else f"No claim is checked: they are about {spoken(list(SPARSITY))}.")
-    on = f"of {counted(found.images, 'image')}"
+    on = f"of {count_of(found.images, 'image')}"
     if failed := some(found.methods, found.of.failed):
         said.append(f"Maps that failed and are left out, {on}: {failed}.")
     if constant := some(found.methods, found.of.constant):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,11 @@ from vitreous.evaluation.study.maps import check_methods
 from vitreous.images.dataset import Data, Sample
 from vitreous.images.readers import from_jpeg
 from vitreous.models.model import Model
-from vitreous.plot.curves import Curve, curves_figure
+from vitreous.plot.curves import curves_figure
 from vitreous.registry import METHODS, METRICS
 
 if TYPE_CHECKING:
     import pyarrow
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -234,14 +234,9 @@ def charts_of(board: Board, after: str) -> list[Chart]:
     """The mean curves of every metric that has some."""
     found = []
     for metric, asked in board.plan.metrics.items():
-        kept = {name: board.curves[name, metric] for name in board.methods if (name, metric) in board.curves}
-        shown = {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
-        if shown:
+        if shown := board.mean_curves(metric):
             better = asked.declared.direction(asked.values)
-
-            def draw(shown: dict[str, Curve] = shown, metric: str = metric, better: Any = better) -> Figure:
-                return curves_figure(shown, metric, better=better, up="mean of all images")
-
+            draw = partial(curves_figure, shown, metric, better=better, up="mean of all images")
             ending = after.replace(", target ", "-").replace(" ", "-")
             found.append(Chart(f"{metric}{ending}", f"{metric}{after}", asked.declared.summary, draw))
     return found
