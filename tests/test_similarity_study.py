@@ -285,7 +285,7 @@ def test_images_without_a_score_are_left_out_and_counted() -> None:
     spoilt[3], spoilt[7, 2, 1], spoilt[9, 0, 0] = NAN, NAN, np.inf
     kept = np.delete(values, [3, 7, 9], 0)
     found, plain = similarity_findings(spoilt, ["a"] * 20), similarity_findings(kept, ["a"] * 17)
-    assert found.told == ["3 images left out, as a score of each is not a number.", *plain.told]
+    assert found.told == ["3 images left out, as a score of each is NaN.", *plain.told]
     assert found.numbers == {**plain.numbers, "left_out": 3}
 
 
@@ -314,7 +314,7 @@ def test_small_or_equal_scores(shape: tuple[int, int, int], constant: bool) -> N
 
 def test_nothing_to_tell() -> None:
     lost = similarity_findings(np.full((4, 3, 2), NAN), [None] * 4)
-    assert lost.lead == "Nothing can be told from no image: all 4 were left out, as their scores are not numbers."
+    assert lost.lead == "Nothing can be told from no image: all 4 were left out, as their scores are NaN."
     assert lost.charts == () and lost.numbers == {"images": 0, "left_out": 4}
     assert "there is none" in similarity_findings(np.zeros((0, 3, 2)), []).lead
     with pytest.raises(InputError, match="3 groups for 4 images"):

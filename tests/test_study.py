@@ -386,7 +386,7 @@ def test_choices_are_the_same_every_time(small: Model, album: Path, tmp_path: Pa
     assert set(other.to_pandas()["image"]) != set(some[0].to_pandas()["image"])
     first = run_study("maps", album, small, tmp_path, methods="attention", limit=2)
     assert list(first.to_pandas()["image"]) == names(album)[:2]
-    with pytest.raises(InputError, match="no picture is left"):
+    with pytest.raises(InputError, match="no image is left"):
         run_study("maps", Data("nothing", ()), small, tmp_path, methods="attention")
 
 

@@ -1,4 +1,4 @@
-"""Methods × metrics on many images: what every map is worth, beside the controls that know nothing."""
+"""Leaderboards: every method scored by every metric on many images, next to control maps that carry no information."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_leaderboard(
     `data`: a folder, a folder of class folders, a CSV or files. `methods`, `metrics`: names, "all", or a family of
     metrics; None: a quick choice. `target`: "label", "top-1" or what `explain` takes; None: the label where it is
     known, else top-1. `options`: {"rollout": {"discard": 0.9}, "deletion": {"steps": 20}}. `limit`: only the first so
-    many pictures; `sample`: so many by chance.
+    many images; `sample`: so many by chance.
     """
     found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
     plan = make_plan(methods, metrics, options or {}, found, target, seed)
@@ -80,9 +80,9 @@ def make_plan(
     target: Any = None,
     seed: int = 0,
 ) -> Plan:
-    """What is asked for, checked before anything runs; the controls are always there."""
+    """Check what is asked for before anything runs; controls are always included."""
     if not len(data):
-        raise InputError(f"{data.source}: no picture is left to measure")
+        raise InputError(f"{data.source}: no image is left to measure")
     if target == "label" and all(sample.label is None for sample in data.samples):
         raise TargetError(f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1")
     chosen = pick_methods(methods)
@@ -101,7 +101,7 @@ def make_plan(
 
 
 def pick_methods(given: str | Sequence[str] | None) -> list[str]:
-    """Names, once each; the controls come first."""
+    """The chosen methods without repetition, controls first."""
     words = [name for name in QUICK if name in METHODS] if given is None else listed(given)
     if words == ["all"]:
         words = list(METHODS)
@@ -109,7 +109,7 @@ def pick_methods(given: str | Sequence[str] | None) -> list[str]:
 
 
 def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[Metric], tuple[str, ...]]:
-    """Metrics by name or family; those that need masks only where there are some, unless they are named."""
+    """Choose metrics by name or family; those that need masks are left out without masks unless named."""
     if given is None:
         usual = (*USUAL, *USUAL_WITH_MASKS) if masked else USUAL
         return [METRICS[name] for name in usual if name in METRICS], ()
@@ -129,7 +129,7 @@ def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[
                 chosen[one.name] = one
     if not chosen:
         raise InputError(f"{', '.join(without)}: all need masks; give masks, or a CSV with mask or box")
-    note = f"without {', '.join(dict.fromkeys(without))}: no picture has a mask"
+    note = f"without {', '.join(dict.fromkeys(without))}: no image has a mask"
     return list(chosen.values()), (note,) if without else ()
 
 
@@ -167,7 +167,7 @@ class Found:
 
 
 def measure_method(plan: Plan, scene: Scene, name: str, without: frozenset[str] = frozenset()) -> Found:
-    """One method's maps for a batch, and every metric of them, `without` those that cannot work."""
+    """Compute one method's maps for a batch and score them by every metric except those in `without`."""
     asked = plan.methods[name]
     found = Found(np.full((len(plan.metrics), len(scene.trace)), np.nan))
     own = Trace(scene.trace.model, scene.trace.images) if scene.timed else scene.trace
@@ -205,7 +205,7 @@ def measure_metric(scene: Scene, found: Found, asked: Asked[Method], k: int, wan
 
 
 def failed(plan: Plan, found: Found, error: Exception, k: int | None) -> None:
-    """A method (or a metric of it) that fails: for good, or for this batch; too little memory halves the batch."""
+    """Record why a method or metric failed, for good or for this batch; out-of-memory errors are raised again."""
     count = found.values.shape[1]
     if out_of_memory(error) and count > 1:
         raise error
@@ -221,7 +221,7 @@ def failed(plan: Plan, found: Found, error: Exception, k: int | None) -> None:
 
 
 class Leaderboard(Board):
-    """A board that is filled as the run goes."""
+    """A board that is filled while the run goes on."""
 
     def __init__(self, model: Model, data: Data, plan: Plan) -> None:
         super().__init__(About.of(model), match_labels(data, model), plan)
@@ -229,7 +229,7 @@ class Leaderboard(Board):
         self._shown = frozenset(round(i) for i in np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))))
 
     def run(self, after: After | None = None) -> None:
-        """Measure everything; `after` each method and batch it is told of which images there is more."""
+        """Measure everything; `after` is called with the images that have new values."""
         size = min(images_at_once(self.model), len(self.data))
         starts = range(0, len(self.data), size)
         groups = [list(range(start, min(start + size, len(self.data)))) for start in starts]
@@ -242,7 +242,7 @@ class Leaderboard(Board):
                 self._measure(batch, loaded, after)
 
     def _measure(self, batch: Batch, loaded: Loaded, after: After | None) -> None:
-        """One batch, in smaller parts where memory is short; one that fails altogether is skipped."""
+        """Measure one batch, in smaller parts where memory is short; skip it if it fails altogether."""
         try:
             in_batches(lambda part: self._on_part(batch.part(part), loaded, after), len(batch), len(batch))
         except TargetError:
@@ -253,7 +253,7 @@ class Leaderboard(Board):
             self.skipped.update({number: explained(error) for number in batch.numbers})
 
     def _on_part(self, batch: Batch, loaded: Loaded, after: After | None) -> None:
-        """Method by method; what an attempt with too little memory has finished stays."""
+        """Measure method by method; what an attempt finished before memory ran out is kept."""
         scene = self._scene(batch, loaded)
         for m in steps(range(len(self.methods)), len(self.methods), "methods"):
             if self.measured[m, batch.numbers].all():
@@ -283,7 +283,7 @@ class Leaderboard(Board):
         return Scene(trace, target, batch.masks, timed)
 
     def _target(self, trace: Trace, numbers: list[int]) -> Target:
-        """What is explained in each image, fixed."""
+        """The target of each image, resolved once."""
         if self.plan.target not in (None, "label"):
             return fix(choose(trace, self.plan.target, METHODS["gradient"]), trace.output)
         if not trace.classifies:
@@ -291,7 +291,7 @@ class Leaderboard(Board):
         return label_target([self.data.samples[number].label for number in numbers], trace)
 
     def _take(self, numbers: list[int], m: int, found: Found) -> None:
-        """Keep what a method gave."""
+        """Store the values that a method got."""
         name = self.methods[m]
         self.values[m][:, numbers] = found.values
         self.seconds[m, numbers] = found.seconds
@@ -319,7 +319,7 @@ def label_target(labels: Sequence[int | str | None], trace: Trace) -> Target:
 
 
 def now(trace: Trace) -> float:
-    """Seconds, when everything asked of the device is done."""
+    """The clock in seconds, after all work queued on the device is done."""
     device = trace.images.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -329,7 +329,7 @@ def now(trace: Trace) -> float:
 
 
 def forward_seconds(trace: Trace) -> float:
-    """A plain run of the model on a batch, the second of two."""
+    """Seconds of a plain forward pass of a batch: the second of two."""
     with trace.model.still(), torch.no_grad():
         trace.model.run(trace.images)
         begun = now(trace)

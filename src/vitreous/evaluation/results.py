@@ -1,6 +1,6 @@
-"""What a leaderboard tells: values of methods × metrics × images, with their intervals, costs, failures and files.
+"""The results of a leaderboard: values of methods × metrics × images with intervals, costs, failures and files.
 
-values [M K N]: methods, metrics, images; not a number where something could not be measured, and why
+values [M K N]: methods, metrics, images; NaN where something could not be measured, and why
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ class Example:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image."""
+    """What a method costs per image."""
 
     seconds: float
     ratio: float  # to a plain forward pass, measured in the same run
 
 
 def describes(one: Metric) -> bool:
-    """Does it describe a map, rather than tell whether it is right?"""
+    """Whether a metric only describes a map and cannot tell whether it is right."""
     return one.family in DESCRIBING
 
 
 class Board:
-    """The values of every method, metric and image; whatever failed leaves its reason."""
+    """The value of every method, metric and image, or the reason why there is none."""
 
     def __init__(self, about: About, data: Data, plan: Plan) -> None:
         self.about, self.data, self.plan = about, data, plan
@@ -100,7 +100,7 @@ class Board:
         self.measured = np.zeros((len(self.methods), len(data)), dtype=bool)
         self.targets: dict[int, str] = {}
         self.best: dict[int, int] = {}  # the model's own classes
-        self.skipped: dict[int, str] = {}  # pictures that cannot be used
+        self.skipped: dict[int, str] = {}  # images that cannot be used
         self.lost_masks: dict[int, str] = {}
         self.refused: dict[tuple[str, str], str] = {}  # method and metric ("": any) that cannot work here
         self.reasons: dict[tuple[int, int, int], str] = {}  # method, metric and image without a value
@@ -110,17 +110,17 @@ class Board:
 
     @property
     def done(self) -> np.ndarray:
-        """The images of which something is measured, [N]."""
+        """Which images have any value, [N]."""
         return np.asarray(self.measured.any(0))
 
     @property
     def finished(self) -> bool:
-        """Is everything measured that can be?"""
+        """Whether every readable image has been measured."""
         readable = [number for number in range(len(self.data)) if number not in self.skipped]
         return bool(self.measured[:, readable].all())
 
     def summary(self) -> Summary:
-        """Means, intervals, ranks and verdicts of what is done."""
+        """Means, intervals, ranks and verdicts of what has been measured so far."""
         asked = list(self.plan.metrics.values())
         return summarise(
             self.values[:, :, self.done],
@@ -139,7 +139,7 @@ class Board:
         return {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
 
     def costs(self) -> dict[str, Cost]:
-        """Of the methods that ran on a trace of their own; the quickest batch counts, the others were disturbed."""
+        """The cost of each method that was timed on a trace of its own: that of its quickest batch."""
         quickest = min(self.forwards, default=float("nan"))
         found: dict[str, Cost] = {}
         for name, seconds in zip(self.methods, self.seconds):
@@ -169,7 +169,7 @@ class Board:
         return self.reasons.get((m, k, number), refused)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each image, method and metric, as far as they are measured; last, pictures that cannot be used."""
+        """A row for each measured image, method and metric; images that cannot be used come last."""
         every = range(len(self.methods))
         for number in np.flatnonzero(self.done).tolist():
             for m in every:
@@ -194,7 +194,7 @@ class Board:
                 }
 
     def failures(self) -> list[str]:
-        """Everything that could not be done, in sentences: the same reason is told once."""
+        """What could not be measured, in sentences; each reason is given once."""
         said = [f"left out: {reason}" for reason in self.skipped.values()]
         said += [f"{self.data.samples[n].name}: its mask is not used: {why}" for n, why in self.lost_masks.items()]
         said += [f"without {method}: {why}" for (method, metric), why in self.refused.items() if not metric]
@@ -220,7 +220,7 @@ class Board:
         return "any method" if set(names) >= set(able) else ", ".join(names)
 
     def notes(self) -> list[str]:
-        """What a reader should know."""
+        """Notes for the reader."""
         told = [*self.data.notes, *self.plan.notes]
         if not self.finished:
             said = f"{self.measured.all(0).sum()} of {len(self.data)} images are done"

@@ -1,4 +1,4 @@
-"""What one channel of a head does: measured from the signs and the regions of its query and key pictures.
+"""What one channel of a head does: measured from the signs and the regions of its query and key images.
 
 one-way   the query has one sign nearly everywhere, the key both: all patches read the key's region of that sign
 two-way   query and key have both signs: q⁺ reads k⁺ and q⁻ reads k⁻
@@ -18,7 +18,7 @@ from vitreous._support.words import percent
 
 Pattern = Literal["one-way", "two-way", "none"]
 Place = tuple[int, int, int]  # layer, head, channel
-Images = Float[np.ndarray, "C h w"]  # a picture for each channel
+Images = Float[np.ndarray, "C h w"]  # an image for each channel
 Numbers = Float[np.ndarray, "C"]
 THEMSELVES, OTHERS = "regions read themselves", "regions read each other"
 
@@ -39,7 +39,7 @@ class Channel:
     layer: int
     head: int
     channel: int
-    score: float  # how well its key parts the picture into regions: 0 … 1
+    score: float  # how well its key parts the image into regions: 0 … 1
     effect: float  # how far it moves the scores before the softmax: s·mean|q|·std(k)
     query_positive: float  # share of the patches where q > 0
     key_positive: float

@@ -53,7 +53,7 @@ class Layers(View):
         return {"width": self.width.tolist()}
 
     def figure(self, *, bare: bool = False, same_scale: bool = False, cells: bool = False) -> Figure:
-        """The photo, a map for each layer, then the four of all layers; `bare`: without the photo under them."""
+        """The image, a map for each layer, then the four of all layers; `bare`: without the image under them."""
         from vitreous.plot.spread import example_figure
 
         panels = np.concatenate([self.maps, np.stack([self.mean, self.min, self.max, self.rollout])])

@@ -33,7 +33,7 @@ AnyModel = Model | nn.Module | str | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View(ABC):
-    """What was seen of one picture inside one model."""
+    """What was seen of one image inside one model."""
 
     name: ClassVar[str]
     moves: ClassVar[bool] = False  # can it be saved as a .gif?
@@ -68,7 +68,7 @@ class View(ABC):
 
     @property
     def origin(self) -> str:
-        """Of which model and picture; for titles."""
+        """Of which model and image; for titles."""
         return f"{self.model} on {self.image}"
 
     def save(self, path: str | Path, figure: Figure | None = None) -> Path:
@@ -91,7 +91,7 @@ class View(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One picture in one model, recorded."""
+    """One image in one model, recorded."""
 
     trace: Trace
     views: Views
@@ -103,7 +103,7 @@ class Seen:
 
     @property
     def picture(self) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
-        """Width and height of the picture as it was given, and the part of it that the model saw."""
+        """Width and height of the image as it was given, and the part of it that the model saw."""
         source = self.views.sources[0]
         if isinstance(source, Tensor) and source.is_floating_point():
             h, w = self.trace.size
@@ -114,7 +114,7 @@ class Seen:
 
 @contextmanager
 def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
-    """A recorded run of one picture whose attention can be followed; `image` may be a `Trace` of one."""
+    """A recorded run of one image whose attention can be followed; `image` may be a `Trace` of one."""
     if isinstance(image, Trace):
         trace, views = image, Views.of(image.images, image.model)
     else:

@@ -28,7 +28,7 @@ BELOW = 0.1
 TITLE = 0.5
 FOOTER = 0.3
 ACROSS = 7
-FRAME = 5.0  # of the picture in a frame, in square inches
+FRAME = 5.0  # of the image in a frame, in square inches
 DOTS = 150  # to the inch, in the animation
 HOLD, STEP = 1200, 280  # milliseconds: the first and the last frame, and the others
 MOST = 2_000_000  # bytes of an animation
@@ -48,7 +48,7 @@ class Discard(Inspected, Protocol):
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the maps stand; the photo is the first."""
+    """Where the maps stand; the image is the first."""
 
     count: int
     width: float
@@ -74,7 +74,7 @@ class Grid:
 
 
 def contact_sheet(view: Discard, *, cells: bool = False) -> Figure:
-    """The photo, then a map for each share that is discarded, each between its own limits."""
+    """The image, then a map for each share that is discarded, each between its own limits."""
     grid, photo = Grid(1 + len(view.maps), *shape(view.photo, AREA)), reduced(view.photo)
     right = grid.place(grid.across - 1)[0] + grid.column
     bottom = grid.place(len(view.maps))[1] + grid.row
@@ -97,7 +97,7 @@ def told(view: Discard) -> str:
 
 
 def frames(view: Discard, *, cells: bool = False) -> list[Image.Image]:
-    """A picture for each share: the map over the photo, and how much is discarded."""
+    """An image for each share: the map over the photo, and how much is discarded."""
     return [frame(view, ratio, map, cells) for ratio, map in zip(view.ratios, view.maps)]
 
 

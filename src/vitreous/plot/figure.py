@@ -1,4 +1,4 @@
-"""Figures for papers and notebooks: photos, maps with their legends, and where they came from."""
+"""Figures for papers and notebooks: images, maps with their legends, and where they came from."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Matrix:
     columns: int
     panel: tuple[float, float]
     photo: tuple[float, float]  # (0, 0): there is none
-    best: int  # classes to show: beside the photo where there is one row, else under it
+    best: int  # classes to show: beside the image where there is one row, else under it
     titled: bool  # are there row heads?
     legend: float
 
@@ -113,7 +113,7 @@ class Matrix:
 
     @property
     def left(self) -> float:
-        """Width of the photo's column."""
+        """Width of the image's column."""
         under = self.best and not self.beside
         return max(self.photo[0], LEFT) if under or self.photo[0] else 0.0
 
@@ -237,7 +237,7 @@ def draw_column(sheet: Sheet, matrix: Matrix, c: int, panels: Sequence[Panel | N
 
 
 def view(attribution: Explained, photo: Image.Image | None, seen: dict[Any, Image.Image]) -> Image.Image | None:
-    """What to draw the map on; a picture that many maps share is read and cropped once."""
+    """What to draw the map on; an image that many maps share is read and cropped once."""
     views = attribution.views
     if views is None:
         return photo

@@ -29,7 +29,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         404: "there is no such thing (any more)",
         408: "the body came too slowly",
         413: "too large",
-        415: "not a picture",
+        415: "not an image",
         421: "another host is meant",
         422: "it cannot be done",
         429: "too many requests",

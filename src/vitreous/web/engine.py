@@ -42,7 +42,7 @@ from vitreous.web.worker import Lane
 T = TypeVar("T")
 PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
 READERS = 4  # threads for what needs no model
-DECODERS = 2  # … and for pictures
+DECODERS = 2  # … and for images
 UPLOADS = 8  # forms in memory at a time
 FULL = "the server has more to do than it can hold; try again in a moment"
 
@@ -72,7 +72,7 @@ class Kept:
     """A finished map and what it explains."""
 
     meta: dict[str, Any]
-    attribution: Attribution  # on the CPU, without its photo
+    attribution: Attribution  # on the CPU, without its image
     model: str
     image: str
     target: Target | None  # fixed; None: the method does not depend on one
@@ -151,7 +151,7 @@ class Engine:
         return self.models[name]
 
     def picture(self, image: str) -> Picture:
-        """A photo by its id: an upload, or one of the samples, whose files were listed at start."""
+        """An image by its id: an upload, or one of the samples, whose files were listed at start."""
         found = self.images.get(image)
         if found is None and image in self.samples:
             found = pictures.read(self.samples[image])
@@ -161,19 +161,19 @@ class Engine:
         return found
 
     def expect(self, image: str) -> None:
-        """A problem unless the photo is here."""
+        """A problem unless the image is here."""
         if image not in self.images and image not in self.samples:
             raise gone()
 
     def name_of(self, image: str) -> str:
-        """What a photo is called, also when it is gone."""
+        """What an image is called, also when it is gone."""
         found = self.images.get(image)
         return self.samples[image].name if image in self.samples else found.name if found is not None else "picture"
 
     def map(self, number: str) -> Kept:
         found = self.maps.get(number)
         if found is None:
-            raise Problem(404, "this map is not here (any more); explain the photo again")
+            raise Problem(404, "this map is not here (any more); explain the image again")
         return found
 
     # -------------------------------------------------------------------------------------------------------- traces
@@ -201,7 +201,7 @@ class Engine:
             raise self.late() from None
 
     async def seen(self, served: Served, image: str) -> Trace:
-        """The trace of a photo; one that is in the store is there at once."""
+        """The trace of an image; one that is in the store is there at once."""
         found = self.traces.get((served.name, image))
         return found if found is not None else await self.ask(served, lambda: self.trace(served, image))
 
@@ -210,7 +210,7 @@ class Engine:
         return await self.in_thread(work, self._readers)
 
     async def decode(self, work: Callable[[], T]) -> T:
-        """Pictures in or out, a few at a time: a large one takes hundreds of megabytes while it is read."""
+        """Images in or out, a few at a time: a large one takes hundreds of megabytes while it is read."""
         return await self.in_thread(work, self._decoders)
 
     async def draw(self, work: Callable[[], T]) -> T:
@@ -232,7 +232,7 @@ class Engine:
 
 
 def gone() -> Problem:
-    return Problem(404, "this photo is not here (any more); send it again")
+    return Problem(404, "this image is not here (any more); send it again")
 
 
 def footprint(trace: Trace) -> int:

@@ -1,4 +1,4 @@
-"""The Explain tab: photos in, classes, maps, figures and commands out."""
+"""The Explain tab: images in, classes, maps, figures and commands out."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ONE_FILE: dict[str, Any] = {
 
 @router.post("/images", status_code=201, openapi_extra=ONE_FILE)
 async def upload(request: Request, engine: Served) -> schema.Uploaded:
-    """Keep a photo in memory; the same photo has the same id."""
+    """Keep an image in memory; the same image has the same id."""
     async with engine.arriving:
         form = await read_form(request, engine.limits.upload_bytes, files=1, fields=8)
         if not form.files:
@@ -81,7 +81,7 @@ def keep(engine: Engine, part: Part) -> tuple[str, Picture]:
 
 @router.get("/images/{image}/view", responses={200: {"content": {"image/webp": {}}}}, response_class=Response)
 async def view(engine: Served, image: ImagePath, model: ModelQuery = None) -> Response:
-    """What the model sees of a photo."""
+    """What the model sees of an image."""
     served = engine.find(model)
 
     def draw() -> bytes:
@@ -256,7 +256,7 @@ async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
     """A figure of these maps: a column for each method, a row for each target."""
     kept = [engine.map(one) for one in dict.fromkeys(asked.maps)]
     if len({(one.model, one.image) for one in kept}) > 1:
-        raise Problem(422, "these maps explain several photos or models; a figure shows one")
+        raise Problem(422, "these maps explain several images or models; a figure shows one")
     served, image = engine.find(kept[0].model), kept[0].image
     trace = await engine.seen(served, image)
     picture = engine.picture(image)

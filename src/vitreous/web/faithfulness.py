@@ -129,7 +129,7 @@ def spread(found: list[Measured]) -> schema.Band:
 
 @router.post("/erase")
 async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
-    """What the model says of a photo without some of its patches."""
+    """What the model says of an image without some of its patches."""
     served = engine.find(asked.model)
 
     def work() -> schema.Erased:

@@ -31,7 +31,7 @@ class Limits:
     job_seconds: float = 600.0
     patience: float = 60.0  # seconds after which a job that nobody listens to is cancelled
     jobs_kept: int = 256
-    images_bytes: int = 500 * MB  # decoded photos
+    images_bytes: int = 500 * MB  # decoded images
     maps_bytes: int = 100 * MB
     traces_bytes: int | None = None  # None: a quarter of the memory budget
     rate: float = 100.0  # requests a second and client

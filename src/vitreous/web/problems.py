@@ -19,7 +19,7 @@ TITLES = {
     405: "method not allowed",
     408: "too slow",
     413: "too large",
-    415: "not a picture",
+    415: "not an image",
     421: "other host",
     422: "cannot be done",
     429: "too many requests",

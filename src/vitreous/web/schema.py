@@ -129,7 +129,7 @@ class Uploaded(BaseModel):
 
 
 class OfImage(Asked):
-    """A model and a photo."""
+    """A model and an image."""
 
     model: ModelName | None = None
     image: ImageId

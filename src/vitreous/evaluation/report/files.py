@@ -30,7 +30,7 @@ FIELDS = ("image", "label", "target", "method", "metric", "value", "seconds", "n
 
 
 class Log:
-    """Rows on disk while a run goes on: what was finished is there whatever happens."""
+    """Appends rows to a file during a run, so that finished work survives any interruption."""
 
     def __init__(self, board: Board, folder: Path) -> None:
         self.board, self.path = board, folder / PARTIAL
@@ -47,7 +47,7 @@ class Log:
 
 
 def write_all(board: Board, folder: Path) -> list[Path]:
-    """Each file whole or not at all; the page last, for it is the one people look at."""
+    """Write every file atomically, the page last."""
     from vitreous.evaluation.report.leaderboard import page
 
     summary = board.summary()
@@ -65,7 +65,7 @@ def write_all(board: Board, folder: Path) -> list[Path]:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], fields: Iterable[str] | None = None, head: bool = True) -> str:
-    """Rows as CSV; the names of the columns are the first row's."""
+    """Rows as CSV; columns are named as in the first row unless given."""
     listed = list(rows)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(fields or (listed[0] if listed else ())), lineterminator="\n")

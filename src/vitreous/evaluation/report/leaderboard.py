@@ -40,7 +40,7 @@ def body(board: Board, summary: Summary) -> Markup:
 
 
 def shown(board: Board, summary: Summary) -> dict[str, Any]:
-    """What the template fills in."""
+    """The values of the template."""
     done = int(board.done.sum())
     about = [board.about.name, board.data.source, f"{done} image{'' if done == 1 else 's'}"]
     if board.accuracy is not None:

@@ -21,7 +21,7 @@ FAILURES = 50  # that are named on the page
 
 
 def write_report(study: Study, out: Path | None = None, found: dict[str, Findings] | None = None) -> list[Path]:
-    """report.html, findings.json and every figure as PNG and SVG; the page last, for it is what people look at."""
+    """Write every figure as PNG and SVG, findings.json and, last, report.html."""
     folder = study.folder if out is None else out
     found = study.findings() if found is None else found
     written, drawn = [], dict[tuple[str, str], dict[str, Any]]()
@@ -45,7 +45,7 @@ def file_name(chart: Chart, model: str) -> str:
 
 
 def as_json(study: Study, found: dict[str, Findings]) -> dict[str, Any]:
-    """Everything that the page says, for programs."""
+    """Everything the page says, as JSON."""
     return {
         "study": study.manifest,
         "finished": study.finished,

@@ -57,7 +57,7 @@ def evidence(claim: Claim, found: Compared) -> list[Estimate]:
 
 
 def judge(claim: Claim, found: Compared) -> bool | None:
-    """Every interval inside the limits: yes; one of them outside: no; else, or from a few images, it cannot be told."""
+    """True if every interval lies inside the limits, False if one lies outside, else (or from a few images) None."""
     if claim.quantity == "bins":
         return is_near_zero(found, claim.limits[1])
     if claim.quantity == "dimmed":

@@ -36,7 +36,7 @@ BINNED = (
 
 
 def findings_of(gathered: Agreement) -> Findings:
-    """Everything that can be said, whatever was gathered."""
+    """Everything that the gathered scores tell."""
     found = Compared(gathered)
     verdicts = verdicts_of(found)
     return Findings(
@@ -99,7 +99,7 @@ def told(found: Compared, verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def some(methods: Sequence[str], counts: Int[np.ndarray, "M"]) -> str:
-    """Those that have any, with how many."""
+    """The methods with a count above zero, and the counts."""
     return ", ".join(f"{name} {count}" for name, count in zip(methods, counts) if count)
 
 
@@ -224,7 +224,7 @@ def draw_correlation(found: Compared) -> Figure:
 
 
 def numbers(found: Compared, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The same for programs."""
+    """The findings as JSON can hold them."""
     pairs, bins = list(combinations(found.methods, 2)), found.of.bins
     return {
         "images": found.images,

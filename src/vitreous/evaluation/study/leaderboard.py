@@ -85,7 +85,7 @@ class Leaderboard(Kind):
         return {name: self.outcome(measure_method(plan, own, name), scene, told) for name in self.chosen}
 
     def outcome(self, found: Found, scene: Scene, told: dict[str, Any]) -> Outcome:
-        """A row's values, curves and reasons; the map only of examples."""
+        """The values, curves and reasons of a row; maps are kept for examples only."""
         count = len(scene.trace)
         made = Outcome(seconds=found.seconds * count, told=dict(told))
         reasons: list[dict[str, str]] = [{} for _ in range(count)]
@@ -163,7 +163,7 @@ KEYS = ["image", "label", "prediction", "asked", "target", "method", "error"]
 
 
 def pictures_of(study: Rows) -> tuple[Data, dict[str, int]]:
-    """The pictures of the finished shards, and their places."""
+    """The images of the finished shards, and their positions."""
     labels: dict[str, int | None] = {}
     for table in study.tables(["image", "label"]):
         labels.update(zip(table["image"].to_pylist(), table["label"].to_pylist()))
@@ -172,7 +172,7 @@ def pictures_of(study: Rows) -> tuple[Data, dict[str, int]]:
 
 
 def fill(board: Board, row: dict[str, Any], place: int, at: dict[str, Any]) -> None:
-    """One row's values into the board."""
+    """Copy the values of one row into the board."""
     m = board.methods.index(row["method"])
     if row["error"] is not None:
         board.skipped[place] = row["error"]
@@ -195,7 +195,7 @@ def fill(board: Board, row: dict[str, Any], place: int, at: dict[str, Any]) -> N
 
 
 def add_examples(board: Board, study: Rows, places: dict[str, int], asked: str | None) -> None:
-    """A few images with all maps."""
+    """Add a few images with all their maps."""
     photos = {one.name: one.photo for one in study.examples()}
     chosen = [list(photos)[round(i)] for i in np.linspace(0, len(photos) - 1, min(EXAMPLES, len(photos)))]
     for row, parts in study.parts():
@@ -243,5 +243,5 @@ def charts_of(board: Board, after: str) -> list[Chart]:
 
 
 def means(summary: Summary) -> dict[str, dict[str, float | None]]:
-    """For programs."""
+    """The means by method and metric, for JSON."""
     return {method: dict(zip(summary.metrics, finite(summary.mean[m]))) for m, method in enumerate(summary.methods)}

@@ -32,7 +32,7 @@ CLASSES, SAMPLES, NAMED = 3, 50, 5
 def similarity_findings(scores: Float[np.ndarray, "N L H"], groups: Sequence[str | None], seed: int = 0) -> Findings:
     """Both published claims, weighed; a table of the layers; charts by class and by layer.
 
-    Images with a score that is not a number are left out and counted. “Similarity falls almost monotonically with
+    Images with a NaN score are left out and counted. “Similarity falls almost monotonically with
     depth” holds where the mean over images of their rank correlation with depth is below zero with its whole interval,
     that of the mean curve is ≤ −0.9 and at most a fifth of the steps from layer to layer rise clearly; it holds partly
     where the first is so and the mean curve has ≤ −0.3. “The heads of a layer differ” holds where in at least four of
@@ -44,12 +44,12 @@ def similarity_findings(scores: Float[np.ndarray, "N L H"], groups: Sequence[str
     known = np.isfinite(scores).all((1, 2))
     out = int((~known).sum())
     if not known.any() or not scores.size:
-        said = f"all {out} were left out, as their scores are not numbers" if out else "there is none"
+        said = f"all {out} were left out, as their scores are NaN" if out else "there is none"
         return Findings(f"Nothing can be told from no image: {said}.", numbers={"images": 0, "left_out": out})
     kept = scores if known.all() else scores[known]
     names = [group for group, there in zip(groups, known) if there]
     found = measure(kept, seed)
-    left = [f"{count_of(out, 'image')} left out, as a score of each is not a number."] if out else []
+    left = [f"{count_of(out, 'image')} left out, as a score of each is NaN."] if out else []
     return Findings(
         lead(found),
         [*left, *told_depth(found), *told_heads(found), *told_ends(found)],
@@ -172,7 +172,7 @@ def told_ends(found: Measured) -> list[str]:
 
 
 def place(found: Measured, layer: int, head: int) -> str:
-    """A head's names and its mean."""
+    """A head's layer, number and mean."""
     index, size = layer * found.mean.shape[1] + head + 1, found.mean.size
     ends = span(found.head_ends[:, layer, head], 3)
     return f"layer {layer}, head {head} (number {index} of {size}), {found.mean[layer, head]:.3f} {ends}"
@@ -211,7 +211,7 @@ def chance(p: float) -> str:
 
 
 def numbers(found: Measured, left_out: int) -> dict[str, Any]:
-    """The same for programs."""
+    """The findings as JSON can hold them."""
     return {
         "images": found.images,
         "left_out": left_out,
@@ -268,7 +268,7 @@ def charts(found: Measured, scores: Float[np.ndarray, "N L H"], groups: Sequence
 
 
 def pick_groups(scores: Float[np.ndarray, "N L H"], groups: Sequence[str | None]) -> list[Group]:
-    """The classes with most images, or all images where no class has two; their samples evenly through the order."""
+    """The classes with the most images, or all images where no class has two; samples are taken evenly."""
     counts = Counter(group for group in groups if group is not None)
     chosen = [name for name, count in counts.most_common(CLASSES) if count > 1]
     if not chosen:

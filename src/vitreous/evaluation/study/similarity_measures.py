@@ -58,7 +58,7 @@ class Measured:
 
     @property
     def gaps(self) -> PerLayer:
-        """Best less worst head."""
+        """The difference of the best and the worst head."""
         return np.asarray(np.ptp(self.mean, axis=1))
 
     @property
@@ -73,7 +73,7 @@ class Measured:
 
     @property
     def differing(self) -> int:
-        """Layers whose heads differ, beyond chance and not only a little."""
+        """How many layers have heads that differ significantly and not only a little."""
         return int(((self.p < SIGNIFICANT) & (self.w >= WEAK)).sum())
 
     @property
@@ -98,7 +98,7 @@ class Measured:
 
 
 def measure(scores: Float[np.ndarray, "N L H"], seed: int = 0) -> Measured:
-    """Everything that is told, from scores without NaN."""
+    """Compute every statistic from scores without NaN."""
     count, depth, heads = scores.shape
     mean = scores.mean(0, dtype=np.float64)
     layers = scores.mean(2, dtype=np.float64)
@@ -181,7 +181,7 @@ def heads_test(scores: Float[np.ndarray, "N H"]) -> tuple[float, float]:
 
 
 def holm(p: Float[np.ndarray, "T"]) -> Float[np.ndarray, "T"]:
-    """p values of many tests together: max over the smaller ones of (tests left) · p; NaN stays NaN."""
+    """Holm's correction of p values of several tests: max over the smaller ones of (tests left) · p; NaN stays NaN."""
     known = np.flatnonzero(np.isfinite(p))
     order = known[np.argsort(p[known], kind="stable")]
     found = np.full(len(p), np.nan)

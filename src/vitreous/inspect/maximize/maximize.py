@@ -1,4 +1,4 @@
-"""Ascend from noise to the picture that a unit answers to most."""
+"""Ascend from noise to the image that a unit answers to most."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def maximize(
     tv: Annotated[float, Field(ge=0, le=1000, description="weight of the total variation")] = 0.05,
     continuity: Annotated[float, Field(ge=0, le=1000, description="weight of steps where patches meet")] = 1.0,
 ) -> Maximized:
-    """The pictures that units of a model answer to most: one for each unit (and seed), in 0…1 at the model's size.
+    """The images that units of a model answer to most: one for each unit (and seed), in 0…1 at the model's size.
 
     z ← z + rate · Adam(∂I/∂z · (∇S / rms ∇S − l2 ∇‖I − ½‖²/2 − tv ∇TV − continuity ∇D))
 
-    S: the unit's mean over random views of the picture I. `units`: class:NAME, neuron:K, block:L/channel:C,
+    S: the unit's mean over random views of the image I. `units`: class:NAME, neuron:K, block:L/channel:C,
     token:L/T[/channel:C], head:L/H/q:C, head:L/H/k:C, one or several. Weights are relative to the unit's own gradient,
     so that they mean the same for every unit. Ctrl-C ends the ascent and keeps what there is.
     """
@@ -85,7 +85,7 @@ DECLARED = Declared("maximize", "activation", "", maximize)
 
 
 class Ascent:
-    """A batch of pictures on its way up; no picture knows of the others."""
+    """A batch of images on its way up; no image knows of the others."""
 
     def __init__(self, trace: Trace, pairs: Sequence[tuple[Unit, int]], options: dict[str, Any]) -> None:
         self.trace, self.options = trace, options
@@ -145,13 +145,13 @@ class Ascent:
         size = slope.square().mean((1, 2, 3), keepdim=True).sqrt()
         for unit, still in zip(self.units, (size == 0).flatten().tolist() if step == 0 else ()):
             if still:
-                raise Unsupported(f"{unit} does not depend on the picture in {self.trace.model.name}")
+                raise Unsupported(f"{unit} does not depend on the image in {self.trace.model.name}")
         uphill = slope / size.clamp_min(torch.finfo(slope.dtype).tiny) - self.cost(leaf)
         (self.canvas.z.grad,) = torch.autograd.grad(image, [self.canvas.z], -uphill)
         return values.detach()
 
     def views(self, images: Images, step: int) -> Float[Tensor, "rows 3 Y X"]:
-        """Random copies of each picture, in a row."""
+        """Random copies of each image, in a row."""
         o, copies = self.options, self.options["copies"]
         draws = drawn(self.keys, copies, step).to(images)
         images = images.repeat_interleave(copies, 0)
@@ -170,7 +170,7 @@ class Ascent:
         return ((images - self.mean) / self.std).to(self.trace.model.dtype)
 
     def measure(self, images: Images) -> Scores:
-        """What the units say of pictures as they are."""
+        """What the units say of images as they are."""
         return look(self.trace, self.ready(images), self.units, grad=False)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a picture pays for: distance from grey, roughness, and steps where patches meet."""
+"""What an image pays for: distance from grey, roughness, and steps where patches meet."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def weighted_mean(parts: Sequence[Float[Tensor, "U _"]], weights: Sequence[int])
 
 
 def both_ways(images: Images, patch: Patch) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
-    """The pictures with the width of a patch, and their transposes with its height: borders always stand upright."""
+    """The images with the width of a patch, and their transposes with its height: borders always stand upright."""
     return (images, patch[1]), (images.mT, patch[0])
 
 

@@ -1,4 +1,4 @@
-"""Pictures that were found, and how: drawn, saved, as a film."""
+"""Images that were found, and how: drawn, saved, as a film."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from vitreous.errors import OptionError
 from vitreous.version import VERSION
 
 FRAME_MS, HOLD_MS = 90, 1500  # of a film: each frame, and the last
-LEAST_SIDE = 224  # smaller pictures are enlarged in films
+LEAST_SIDE = 224  # smaller images are enlarged in films
 
 
 @dataclass(frozen=True, eq=False)
 class Maximized:
-    """One picture for each unit and seed, with the ascent that led to it."""
+    """One image for each unit and seed, with the ascent that led to it."""
 
     images: Float[Tensor, "U 3 Y X"]  # in 0…1, in steps of 1/255
     units: tuple[str, ...]
     titles: tuple[str, ...]  # the units for people: with the label of a class given by its number
     seeds: tuple[int, ...]
     activation: Float[Tensor, "U T"]  # the mean over each step's random views
-    start: Float[Tensor, "U"]  # on the first picture as it is
+    start: Float[Tensor, "U"]  # on the first image as it is
     final: Float[Tensor, "U"]  # on the last
     border_ratio: Float[Tensor, "U"]  # squared steps between patches over those inside; 1: no checkerboard
     film: UInt8[Tensor, "U F 3 Y X"] = field(repr=False)
@@ -47,7 +47,7 @@ class Maximized:
         return len(self.units)
 
     def __getitem__(self, index: int) -> Maximized:
-        """One unit's picture."""
+        """One unit's image."""
         i = range(len(self))[index]
         rows = {name: getattr(self, name)[i : i + 1] for name in PER_UNIT}
         words = {name: getattr(self, name)[i : i + 1] for name in WORDS}
@@ -58,7 +58,7 @@ class Maximized:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Everything needed to make these pictures again, as JSON."""
+        """Everything needed to make these images again, as JSON."""
         return {
             "units": list(self.units),
             "seeds": list(self.seeds),
@@ -72,7 +72,7 @@ class Maximized:
         }
 
     def picture(self, index: int = 0) -> Image.Image:
-        """One picture, in the model's own size."""
+        """One image, in the model's own size."""
         return as_image((self.images[index] * 255).round().to(torch.uint8))
 
     def save(self, path: str | Path) -> Path:

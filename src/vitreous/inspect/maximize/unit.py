@@ -271,7 +271,7 @@ def of_target(text: str, given: Any, trace: Trace) -> OfOutput:
         raise TargetError(f"{text}: is several targets; give one unit for each")
     target = parse(given, trace.model, trace.model.outputs or trace.output.shape[1])
     if any(isinstance(part, Top) for part in (target, getattr(target, "one", None), getattr(target, "other", None))):
-        raise TargetError(f"{text}: is another class for every picture; name the class")
+        raise TargetError(f"{text}: is another class for every image; name the class")
     if classes(target) and not trace.classifies:
         raise no_classifier(trace.model.name)
     return OfOutput(text, target)
