@@ -33,7 +33,7 @@ class Flow(View):
     """
 
     name = "flow"
-    patch: Place | None  # None: the tokens that the model's head reads
+    patch: Place | None  # None: the tokens that the classifier reads
     layers: tuple[int, ...]
     head: str | int  # a number, or "mean"
     who: str  # "patch 7,7", or what the read-out is
@@ -81,7 +81,7 @@ def flow(
 ) -> Flow:
     """What a patch reads (its row of A) and who reads it (its column), in one layer or in all (None).
 
-    `patch`: row and column; `at`: a pixel (x, y) of the image; neither: the tokens that the model's head reads.
+    `patch`: row and column; `at`: a pixel (x, y) of the image; neither: the tokens that the classifier reads.
     """
     if patch is not None and at is not None:
         raise OptionError("give patch=(row, column) or at=(x, y), not both")

@@ -26,7 +26,7 @@ class Heads(View):
 
     name = "heads"
     layers: tuple[int, ...]
-    readout: str  # what the head of the model reads
+    readout: str  # what the classifier reads
     maps: Float[np.ndarray, "L H h w"]  # NaN where a layer has fewer heads than another
 
     @property
@@ -36,7 +36,7 @@ class Heads(View):
 
     @property
     def width(self) -> Float[np.ndarray, "L H"]:
-        """As how large a share of the patches each head is wide."""
+        """How wide each head's attention is, as a share of the patches."""
         return width_of(self.maps)
 
     @property
@@ -73,7 +73,7 @@ class Heads(View):
 
 
 def heads(model: AnyModel, image: Any, *, layers: Sequence[int] | None = None) -> Heads:
-    """Where the tokens that the model's head reads look, in every head of these layers (None: of all).
+    """Where the tokens that the classifier reads look, in every attention head of these layers (None: all).
 
     ρᵀA⁽ˡ⁾ₕ
     """

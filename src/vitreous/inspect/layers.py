@@ -39,7 +39,7 @@ class Layers(View):
 
     @property
     def width(self) -> Float[np.ndarray, "L"]:
-        """As how large a share of the patches each layer is wide."""
+        """How wide each layer's attention is, as a share of the patches."""
         return width_of(self.maps)
 
     @property
@@ -63,7 +63,7 @@ class Layers(View):
 
 
 def layers(model: AnyModel, image: Any, *, heads: str = "mean") -> Layers:
-    """Where the tokens that the model's head reads look in each layer, and over all layers by four ways.
+    """Where the tokens that the classifier reads look in each layer, and over all layers in four ways.
 
     fuse_h ρᵀA⁽ˡ⁾ₕ; mean, min and max over l; rollout
     """

@@ -58,7 +58,7 @@ class QK(View):
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """q and k [C h w], best first, and a column for each thing known of a channel."""
+        """q and k [C h w], best first, and a column for each measure of a channel."""
         table = {f.name: np.array([getattr(one, f.name) for one in self.ranking]) for f in fields(Channel)}
         return {"q": self.q, "k": self.k, "scale": self.scale, **table}
 
@@ -170,7 +170,7 @@ def places_of(number: int, layer: Attention, head: int | None, count: int) -> li
 
 
 def pick(ranking: Sequence[Channel], channels: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """Places in the ranking: of the channels asked for, or of the best."""
+    """Ranks of the requested channels, or of the best ones."""
     if channels is None:
         return tuple(range(min(count, len(ranking))))
     places = {one.channel: i for i, one in enumerate(ranking)}

@@ -1,4 +1,4 @@
-"""What every view has: raw numbers, where they came from, a figure, files."""
+"""What every view has: raw numbers, their provenance, a figure, files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AnyModel = Model | nn.Module | str | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View(ABC):
-    """What was seen of one image inside one model."""
+    """What was recorded of one image inside one model."""
 
     name: ClassVar[str]
     moves: ClassVar[bool] = False  # can it be saved as a .gif?
@@ -48,11 +48,11 @@ class View(ABC):
     @property
     @abstractmethod
     def said(self) -> str:
-        """What is most worth knowing, in one line."""
+        """The main finding, in one line."""
 
     @property
     def details(self) -> dict[str, Any]:
-        """What a program wants to know besides, as JSON."""
+        """More facts for programs, as JSON."""
         return {}
 
     @property
@@ -68,7 +68,7 @@ class View(ABC):
 
     @property
     def origin(self) -> str:
-        """Of which model and image; for titles."""
+        """The model and the image, for titles."""
         return f"{self.model} on {self.image}"
 
     def save(self, path: str | Path, figure: Figure | None = None) -> Path:
@@ -98,7 +98,7 @@ class Seen:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What every view tells."""
+        """What every view records."""
         return {"model": self.trace.model.name, "image": self.views.name(0), "photo": self.views[0]}
 
     @property

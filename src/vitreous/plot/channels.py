@@ -188,7 +188,7 @@ def draw_left(sheet: Sheet, view: QK, y: float, listed: int) -> None:
     sheet.text("photo", MARGIN, y - 0.13, LEFT, BODY)
     framed(sheet, view.photo, MARGIN, y, *fitted(view.photo))
     y += fitted(view.photo)[1] + 0.2
-    sheet.text("channels that part the picture best", MARGIN, y + LINE / 2, LEFT + GAP / 2, SMALL)
+    sheet.text("channels that part the image best", MARGIN, y + LINE / 2, LEFT + GAP / 2, SMALL)
     middle = MARGIN + (1.0 if several(view) else 0.62)
     sheet.text("layer·head·ch." if several(view) else "channel", MARGIN, y + 1.5 * LINE, middle - MARGIN, SMALL)
     sheet.text("pattern", middle, y + 1.5 * LINE, LEFT, SMALL)
@@ -202,7 +202,7 @@ def draw_left(sheet: Sheet, view: QK, y: float, listed: int) -> None:
 
 
 def several(view: QK) -> bool:
-    """Are these channels of more than one head?"""
+    """Whether these channels belong to more than one head."""
     return len(view.layers) > 1 or len(view.heads) > 1
 
 

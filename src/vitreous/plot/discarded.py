@@ -97,7 +97,7 @@ def told(view: Discard) -> str:
 
 
 def frames(view: Discard, *, cells: bool = False) -> list[Image.Image]:
-    """An image for each share: the map over the photo, and how much is discarded."""
+    """A frame for each share: the map over the image, and how much is discarded."""
     return [frame(view, ratio, map, cells) for ratio, map in zip(view.ratios, view.maps)]
 
 

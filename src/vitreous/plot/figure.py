@@ -55,7 +55,7 @@ BEST = 5  # classes shown
 
 
 def attribution_figure(attribution: Explained, *, cells: bool = False) -> Figure:
-    """One method: each image's photo and map, or the map alone where the photos are not known."""
+    """One method: each image and its map, or the map alone where images are not known."""
     count = len(attribution)
     if count == 0:
         raise InputError("this attribution holds no map, so there is nothing to draw")
@@ -289,7 +289,7 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the file in one step: it is there whole, or not at all."""
+    """Write a figure to a file, atomically."""
     path = Path(path)
     if path.suffix.lower() not in FIGURES:
         raise OptionError(f"{path}: cannot draw a {path.suffix or 'file without ending'}; use {', '.join(FIGURES)}")

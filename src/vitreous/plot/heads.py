@@ -109,7 +109,7 @@ class Grid:
 
 
 def extremes(scores: np.ndarray) -> tuple[Place, ...]:
-    """The most and the least alike; nothing where no score is a number."""
+    """The most and the least similar head; nothing where all scores are NaN."""
     numbers = np.where(np.isfinite(scores), scores, np.nan)
     if np.isnan(numbers).all():
         return ()

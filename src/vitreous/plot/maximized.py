@@ -70,11 +70,11 @@ def alone(found: Maximized) -> Figure:
     )
     room = sheet.width - 2 * MARGIN
     sheet.text(found.titles[0], MARGIN, MARGIN + 0.07, room, HEAD)
-    sheet.text(f"the picture that this unit of {found.model} answers to most", MARGIN, MARGIN + 0.27, room, QUIET)
+    sheet.text(f"the image that this unit of {found.model} answers to most", MARGIN, MARGIN + 0.27, room, QUIET)
     x, y = MARGIN + width + GAP, MARGIN + HEADS
     framed(sheet, picture, MARGIN, y, width, height)
     sheet.text(f"activation {rise(found, 0)}", x, y + 0.05, SIDE, BODY)
-    sheet.text("line: its random views, dot: the picture", x, y + 0.05 + LINE, SIDE, SMALL)
+    sheet.text("line: its random views, dot: the image", x, y + 0.05 + LINE, SIDE, SMALL)
     draw_climb(sheet, found, x, y + 0.4)
     y += 0.4 + CURVE + 0.56
     sheet.text(f"energy of patch borders {found.border_ratio[0]:.2f}", x, y, SIDE, BODY)
@@ -104,12 +104,12 @@ def together(found: Maximized) -> Figure:
         seed = f" · seed {found.seeds[i]}" if len(set(found.seeds)) > 1 else ""
         said = f"{rise(found, i)} · borders {found.border_ratio[i]:.2f}{seed}"
         sheet.text(said, x, y + 0.24 + height + 0.12, column, SMALL)
-    sign(sheet, found.model, f"{len(found)} pictures", found.version)
+    sign(sheet, found.model, f"{len(found)} images", found.version)
     return sheet.figure
 
 
 def rise(found: Maximized, index: int) -> str:
-    """What the unit said of the first image, and says of the last."""
+    """The unit's activation on the first and on the last image."""
     return f"{digits(found.start[index])} → {digits(found.final[index])}"
 
 
@@ -138,7 +138,7 @@ def used(found: Maximized) -> dict[str, Any]:
 
 
 def changed(found: Maximized) -> dict[str, Any]:
-    """The options that are not as usual."""
+    """The options that differ from their defaults."""
     usual = found.usual
     return {name: value for name, value in found.options.items() if name != "seed" and usual.get(name) != value}
 

@@ -74,7 +74,7 @@ def paint(place: np.ndarray, signed: bool, control: bool) -> np.ndarray:
 
 
 def resample(map: np.ndarray, size: tuple[int, int], cells: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The map at (width, height), and 1 where it is a number, 0 where it is not."""
+    """The map at (width, height), and a mask: 1 where it is finite, else 0."""
     values = np.asarray(map, np.float32)
     known = np.isfinite(values)
     smooth = Image.Resampling.NEAREST if cells else Image.Resampling.BILINEAR

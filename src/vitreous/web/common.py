@@ -1,4 +1,4 @@
-"""What the routes share."""
+"""What the routes have in common."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Layer = Annotated[int, Query(ge=-1000, le=1000)]
 
 
 def numbers(values: Tensor, *more: Tensor, shape: tuple[int, ...], lasting: bool = False, **told: Any) -> Response:
-    """Numbers as they are: float32 or uint8, little-endian, one block after the other."""
+    """A binary response: float32 or uint8 tensors, little-endian, one after the other."""
     headers = {"X-Shape": ",".join(map(str, shape)), "Cache-Control": FOREVER if lasting else "no-store"}
     headers |= {f"X-{name.capitalize()}": str(value) for name, value in told.items()}
     return Response(b"".join(raw(t) for t in (values, *more)), media_type="application/octet-stream", headers=headers)

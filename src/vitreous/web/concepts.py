@@ -61,7 +61,7 @@ async def make(request: Request, engine: Served) -> schema.ConceptMade:
 
 
 def input_of(model: Model, part: Part, limits: Limits) -> Tensor:
-    """What the model gets to see; the image itself may be large, so only one is held at a time."""
+    """Decode and preprocess one example; images may be large, so only one is held at a time."""
     return model.prepare([open_picture(part, limits)])
 
 

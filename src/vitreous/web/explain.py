@@ -148,7 +148,7 @@ def one_map(
     values: dict[str, Any],
     asked: str,
 ) -> dict[str, Any]:
-    """One map, kept in the store, as an event tells it; one that is in the store is not made again."""
+    """Compute one map, or take it from the store, and describe it as an event."""
     target = settle(resolve(engine, served, trace, asked), trace) if method.targeted else None
     known = key_of(served.name, image, method.name, sorted(values.items(), key=str), target and identify(target))
     found, cached = engine.maps.get(known), True
@@ -196,7 +196,7 @@ def remember(
 
 
 def notes_of(made: Attribution) -> dict[str, Any]:
-    """What a method says beside its map, where that is short and JSON can hold it."""
+    """A method's notes, where they are short and JSON can hold them."""
     said = {
         name: value[0] if isinstance(value, list) and len(value) == 1 else value
         for name, value in plain(dict(made.notes)).items()

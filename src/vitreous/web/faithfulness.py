@@ -100,7 +100,7 @@ def random_band(
     values: dict[str, Any],
     count: int,
 ) -> schema.Band | None:
-    """The same measure of maps that know nothing, computed once for each target."""
+    """The curve of random maps, computed once for each target."""
     if count == 0:
         return None
     key = served.name, image, identify(target), declared.name, repr(values), count
@@ -129,7 +129,7 @@ def spread(found: list[Measured]) -> schema.Band:
 
 @router.post("/erase")
 async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
-    """What the model says of an image without some of its patches."""
+    """The model's prediction for an image without some of its patches."""
     served = engine.find(asked.model)
 
     def work() -> schema.Erased:
@@ -166,7 +166,7 @@ def removed_of(trace: Trace, removed: list[int]) -> list[int]:
 
 
 def without(trace: Trace, gone: list[int]) -> tuple[Record, str | None]:
-    """A run without these patches' tokens; where they cannot be taken out, with the patches greyed, and why."""
+    """Run without the tokens of these patches or, where that is impossible, with the patches greyed; and say why."""
     if not gone:
         return trace.record(whole=True), None
     with torch.no_grad():

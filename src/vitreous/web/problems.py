@@ -29,7 +29,7 @@ TITLES = {
 
 
 class Problem(HTTPException):
-    """An answer other than the one hoped for."""
+    """An error response."""
 
     def __init__(self, status: int, detail: str, retry: int | None = None) -> None:
         headers = {} if retry is None else {"Retry-After": str(retry)}
@@ -42,7 +42,7 @@ def described(status: int, detail: str) -> dict[str, Any]:
 
 
 def of_error(error: BaseException) -> dict[str, Any]:
-    """What a failed map says."""
+    """The message of a map that failed."""
     if isinstance(error, Problem):
         return described(error.status_code, str(error.detail))
     if isinstance(error, VitreousError):

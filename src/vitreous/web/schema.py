@@ -1,4 +1,4 @@
-"""What the API takes and gives. Every request is checked against these before anything else looks at it."""
+"""The API's requests and responses. Every request is validated against these first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Number = float | None  # None: not a finite number
 
 
 class Asked(BaseModel):
-    """A request: nothing that is not named here."""
+    """A request; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

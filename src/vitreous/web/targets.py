@@ -1,4 +1,4 @@
-"""Targets from requests: as in the library, but no name in them ever reaches the file system."""
+"""Targets of requests: as in the library, except that no name in them reaches the file system."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def find_held(engine: Engine, served: Served, name: str) -> Held | None:
 
 
 def settle(target: Target, trace: Trace) -> Target:
-    """With the best class named."""
+    """The target with "top-1" replaced by the class it stands for."""
     return single(fix(target, trace.output))
 
 
 def heading(target: Target, trace: Trace) -> str:
-    """For people."""
+    """The target as a heading."""
     return title(target, trace.model, trace.output, 0)
 
 
 def identify(target: Target) -> Any:
-    """What makes two targets the same."""
+    """A key that equal targets share."""
     if isinstance(target, Contrast):
         return identify(target.one), identify(target.other)
     if isinstance(target, Concept):

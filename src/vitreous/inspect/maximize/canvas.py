@@ -1,4 +1,4 @@
-"""What is painted: numbers to ascend in, and the image in 0…1 that they make.
+"""The parameters of the ascent, and the image in 0…1 that they define.
 
 pixel      I = σ(z)
 fourier    I = σ(C · F⁻¹(z ⊙ f^−decay))        f: cycles per pixel, C: the axes in which colours vary alone
@@ -23,7 +23,7 @@ START = 0.1  # how far from grey it begins: the deviation of the logits
 
 
 class Canvas:
-    """One image for each key: `z` is what an optimiser moves."""
+    """One image for each key; `z` are the parameters that an optimiser changes."""
 
     def __init__(
         self, keys: Int[Tensor, "U"], size: tuple[int, int], fourier: bool, decay: float, like: Tensor

@@ -35,9 +35,7 @@ def maximize(
     units: Any,
     *,
     steps: Annotated[int, Field(ge=1, le=100_000, description="of the ascent")] = 256,
-    seed: Annotated[
-        Seed | list[Seed], Field(description="of the start and the views; several: a picture for each")
-    ] = 0,
+    seed: Annotated[Seed | list[Seed], Field(description="of the start and the views; several: an image for each")] = 0,
     canvas: Annotated[
         Literal["fourier", "pixel"], Field(description="what is moved: frequencies or pixels")
     ] = "fourier",
@@ -45,7 +43,7 @@ def maximize(
     decay: Annotated[
         float, Field(ge=0, le=3, description="fourier: start and steps fall with frequency as f^−decay")
     ] = 1.25,
-    copies: Annotated[int, Field(ge=1, le=64, description="random views of the picture in each step")] = 2,
+    copies: Annotated[int, Field(ge=1, le=64, description="random views of the image in each step")] = 2,
     jitter: Annotated[int, Field(ge=0, le=512, description="views are shifted by up to so many pixels")] = 16,
     scale: Annotated[float, Field(ge=0, le=4, description="and resized by up to 1 + scale either way")] = 0.25,
     rotate: Annotated[float, Field(ge=0, le=180, description="and turned by up to so many degrees")] = 10.0,
@@ -85,7 +83,7 @@ DECLARED = Declared("maximize", "activation", "", maximize)
 
 
 class Ascent:
-    """A batch of images on its way up; no image knows of the others."""
+    """A batch of images during the ascent; each is independent of the others."""
 
     def __init__(self, trace: Trace, pairs: Sequence[tuple[Unit, int]], options: dict[str, Any]) -> None:
         self.trace, self.options = trace, options
@@ -99,7 +97,7 @@ class Ascent:
         self.mean, self.std = (torch.tensor(tuple(c)).to(like)[:, None, None] for c in colours)
 
     def run(self) -> Maximized:
-        """All steps, or those before Ctrl-C."""
+        """Run all steps, or those before Ctrl-C."""
         count, rate = self.options["steps"], self.options["rate"]
         adam = torch.optim.Adam([self.canvas.z], rate, BETAS)
         first = self.picture()
@@ -136,7 +134,7 @@ class Ascent:
         )
 
     def climb(self, step: int) -> Scores:
-        """Set the gradient of z; what the unit says of this step's views."""
+        """Set the gradient of z; return the units' values on this step's views."""
         image = self.canvas.image()
         leaf = image.detach().requires_grad_()
         values = look(self.trace, self.ready(self.views(leaf, step)), self.units, grad=True)
@@ -166,11 +164,11 @@ class Ascent:
         return gradients(total + o["continuity"] * discontinuity(leaf, self.patch), [leaf], keep=False)[0]
 
     def ready(self, images: Images) -> Images:
-        """As the model takes them."""
+        """The images as the model takes them."""
         return ((images - self.mean) / self.std).to(self.trace.model.dtype)
 
     def measure(self, images: Images) -> Scores:
-        """What the units say of images as they are."""
+        """The units' values on images as they are."""
         return look(self.trace, self.ready(images), self.units, grad=False)
 
     @torch.no_grad()

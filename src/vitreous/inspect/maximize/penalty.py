@@ -1,4 +1,4 @@
-"""What an image pays for: distance from grey, roughness, and steps where patches meet."""
+"""Penalties on an image: distance from grey, roughness, and steps at patch borders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def beyond(lines: Float[Tensor, "U e"], inside: Float[Tensor, "U w"]) -> Scores:
 
 
 def border_ratio(images: Images, patch: Patch) -> Scores:
-    """⟨Δ²⟩ of neighbouring pixels of two patches over ⟨Δ²⟩ inside patches; 1: no checkerboard, nan: a single patch."""
+    """⟨Δ²⟩ of neighbouring pixels of two patches over ⟨Δ²⟩ inside patches; 1: no checkerboard, NaN: a single patch."""
     ways = both_ways(images, patch)
     lines, inside = zip(*(energies(x, side) for x, side in ways))
     across = [x.shape[2] for x, _ in ways]  # steps over one line

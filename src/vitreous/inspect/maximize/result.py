@@ -1,4 +1,4 @@
-"""Images that were found, and how: drawn, saved, as a film."""
+"""The images of an activation maximisation, and how they were found: drawn, saved, as a film."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ PER_UNIT = ("images", "start", "final", "border_ratio", *LENGTHS)
 
 
 def join(parts: Sequence[Maximized]) -> Maximized:
-    """Batches as one result; where Ctrl-C ended one earlier, curves end in what they had last."""
+    """Join batches to one result; curves that Ctrl-C cut short are extended by their last value."""
     rows = {name: [getattr(part, name) for part in parts] for name in PER_UNIT}
     for name in LENGTHS:
         most = max(row.shape[1] for row in rows[name])
@@ -139,7 +139,7 @@ def as_image(pixels: UInt8[Tensor, "3 Y X"]) -> Image.Image:
 
 
 def enlarged(image: Image.Image) -> Image.Image:
-    """By a whole number, so that pixels stay pixels."""
+    """Enlarge by an integer factor, so that pixels stay pixels."""
     times = -(-LEAST_SIDE // min(image.size))
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 

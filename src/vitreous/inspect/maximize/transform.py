@@ -1,4 +1,4 @@
-"""Random views of an image: what holds in all of them is more than an accident of single pixels."""
+"""Random views of an image: a unit that responds in all of them does not respond to single pixels."""
 
 from __future__ import annotations
 
