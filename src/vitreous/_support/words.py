@@ -40,7 +40,7 @@ def count_of(count: int, thing: str) -> str:
 
 def spoken(names: Sequence[str], word: str = "and") -> str:
     """a, b and c."""
-    return f" {word} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+    return f" {word} ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def finite(value: Any) -> Any:

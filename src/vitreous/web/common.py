@@ -26,7 +26,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         400: "the request cannot be read",
         401: "a token is needed",
         403: "sent by another site",
-        404: "there is no such thing (any more)",
+        404: "not found, or no longer held",
         408: "the body came too slowly",
         413: "too large",
         415: "not an image",

@@ -25,7 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitreous.web.limits import Limits
-from vitreous.web.problems import Problem, answer
+from vitreous.web.problems import INTERNAL, Problem, answer
 
 LOG = logging.getLogger("vitreous.web")
 COOKIE = "vitreous"
@@ -77,7 +77,7 @@ class Guard:
         except Exception as error:
             LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not started:
-                await answer(500, "the server failed at this; its log says how")(scope, receive, sending)
+                await answer(500, INTERNAL)(scope, receive, sending)
 
     def refuse(self, scope: Scope) -> Response | None:
         """The response that replaces the application's, or None."""

@@ -27,6 +27,8 @@ TITLES = {
     503: "busy",
 }
 
+INTERNAL = "internal error; see the server log"
+
 
 class Problem(HTTPException):
     """An error response."""
@@ -47,7 +49,7 @@ def of_error(error: BaseException) -> dict[str, Any]:
         return described(error.status_code, str(error.detail))
     if isinstance(error, VitreousError):
         return described(422, one_line(error))
-    return described(500, "the server failed at this; its log says how")
+    return described(500, INTERNAL)
 
 
 def answer(status: int, detail: str, headers: Any = None) -> JSONResponse:
@@ -71,4 +73,4 @@ async def on_ours(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_anything(request: Request, error: Exception) -> JSONResponse:
-    return answer(500, "the server failed at this; its log says how")
+    return answer(500, INTERNAL)

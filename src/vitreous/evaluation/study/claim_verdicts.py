@@ -145,8 +145,8 @@ def said_of_bins(found: Compared) -> str:
             f"{to_average(found, row)}"
         )
     said = (
-        f"on {first.tokens:,} tokens of {count_of(first.images, 'image')} with attention below 1 % of the image's "
-        f"largest, |cdam| is on average {percent(first.mean)} of its largest, {to_average(found, first)}, and "
+        f"on {count_of(first.tokens, 'token')} of {count_of(first.images, 'image')} with attention below 1 % of the "
+        f"image's largest, |cdam| is on average {percent(first.mean)} of its largest, {to_average(found, first)}, and "
         f"{percent(first.large)} of them have 5 % or more, as {percent(bins.large_share)} of all tokens do"
     )
     return f"too few tokens or images: {said}" if first.tokens < LEAST_TOKENS or first.images < FEW else said

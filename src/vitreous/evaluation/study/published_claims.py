@@ -76,8 +76,8 @@ class Claim:
         there = self.about(methods)
         return self.text.format(
             first=there[0],
-            others=spoken(there[1:]) if there[1:] else "",
-            any_other=spoken(there[1:], "or") if there[1:] else "",
+            others=spoken(there[1:]),
+            any_other=spoken(there[1:], "or"),
             all=spoken(there),
             order=", ".join(there),
             s="s" if len(there) == 1 else "",
