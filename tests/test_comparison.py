@@ -15,12 +15,16 @@ from test_plot import collisions, words
 
 import vitreous
 from vitreous._support.statistics import intervals
+from vitreous._support.words import number
 from vitreous.errors import InputError
+from vitreous.evaluation.study.claim_verdicts import percent
 from vitreous.evaluation.study.comparison import FINE, SAMPLE, Agreement, Pooled, Sample, quantile, sparsity
+from vitreous.evaluation.study.comparison_findings import findings_of
 from vitreous.evaluation.study.findings import Findings
-from vitreous.evaluation.study.published_claims import CORRELATION, SPARSITY, findings_of, percent, spell
+from vitreous.evaluation.study.published_claims import CORRELATION, SPARSITY
+from vitreous.plot.cdam_by_attention import Bin, attention_figure
 from vitreous.plot.figure import png_bytes
-from vitreous.plot.pairs import Bin, attention_figure, correlation_figure, pairs_figure
+from vitreous.plot.pairs import correlation_figure, pairs_figure
 
 FOUR = ("attention", "cdam", "gae", "token_ablation")
 NAN = float("nan")
@@ -438,7 +442,7 @@ def test_any_of_the_published_methods_may_be_missing(methods: tuple[str, ...]) -
 
 
 def test_numbers_in_words() -> None:
-    assert [spell(x) for x in (0.444, -0.1, -0.001, 1.0, NAN)] == ["0.44", "−0.10", "0.00", "1.00", "–"]
+    assert [number(x) for x in (0.444, -0.1, -0.001, 1.0, NAN)] == ["0.44", "−0.10", "0.00", "1.00", "–"]
     assert [percent(x) for x in (0.0, 0.012, 0.5, 1.0, NAN)] == ["0 %", "1.2 %", "50 %", "100 %", "–"]
 
 
@@ -517,9 +521,9 @@ def test_pairs_tell_both_r_and_the_published_one() -> None:
     assert [shown.count(word) for word in ("within an image", "all tokens", *FOUR)] == [6, 6, 1, 1, 1, 1]
     assert {f"published {r:.2f}" for r in CORRELATION.values()} <= set(shown)
     for row in found.numbers["r_within"]:
-        assert spell(row["mean"]) in shown
+        assert number(row["mean"]) in shown
     for row in found.numbers["sparsity"].values():
-        assert f"sparsity {spell(row['mean'])}" in shown
+        assert f"sparsity {number(row['mean'])}" in shown
 
 
 def test_the_matrix_has_one_r_on_each_side() -> None:

@@ -194,7 +194,7 @@ WRONG = {
     "token:1/cls/channel:40": "channel 40 is out of range",
     "class:7": "class 7 is out of range",
     "class:": "unknown class ''",
-    "class:top-1": "another class for every picture",
+    "class:top-1": "another class for every image",
     "class:1;2": "several targets",
     "neuron:x": "is not a number",
     "tench": "'tench' is not a unit; write class:NAME",
@@ -229,7 +229,7 @@ def test_a_unit_that_sees_nothing_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([super().forward(x)[:, :-1], 0 * x.mean((1, 2, 3))[:, None]], 1)
 
-    with pytest.raises(Unsupported, match="class:6 does not depend on the picture"):
+    with pytest.raises(Unsupported, match="class:6 does not depend on the image"):
         maximize(Model(Blind(), classifier=True, name="blind"), "class:6", steps=1, **QUICK)
 
 

@@ -14,18 +14,17 @@ from matplotlib.text import Text
 from scipy import stats
 
 import vitreous
+from vitreous._support.words import share
 from vitreous.errors import InputError
-from vitreous.evaluation.study import similarity_findings as findings_module
-from vitreous.evaluation.study.similarity_findings import (
+from vitreous.evaluation.study import similarity_measures
+from vitreous.evaluation.study.similarity_findings import pick_groups, similarity_findings
+from vitreous.evaluation.study.similarity_measures import (
     depth_correlations,
     fall_test,
     heads_test,
     holm,
     mean_intervals,
     measure,
-    pick_groups,
-    share,
-    similarity_findings,
     unusually_low,
 )
 from vitreous.plot.figure import png_bytes
@@ -232,7 +231,7 @@ def test_many_images_have_the_bootstraps_own_interval(monkeypatch: pytest.Monkey
     series = np.random.default_rng(0).gamma(2, 1, (3, 4000))
     series[1, ::3] = NAN
     resampled = mean_intervals(series)
-    monkeypatch.setattr(findings_module, "MANY", 100)
+    monkeypatch.setattr(similarity_measures, "MANY", 100)
     limit = mean_intervals(series)
     assert np.abs(limit - resampled).max() < 0.06 * np.ptp(resampled, axis=0).min()
     row = series[1][np.isfinite(series[1])]
@@ -286,7 +285,7 @@ def test_images_without_a_score_are_left_out_and_counted() -> None:
     spoilt[3], spoilt[7, 2, 1], spoilt[9, 0, 0] = NAN, NAN, np.inf
     kept = np.delete(values, [3, 7, 9], 0)
     found, plain = similarity_findings(spoilt, ["a"] * 20), similarity_findings(kept, ["a"] * 17)
-    assert found.told == ["3 images left out, as a score of each is not a number.", *plain.told]
+    assert found.told == ["3 images left out, as a score of each is NaN.", *plain.told]
     assert found.numbers == {**plain.numbers, "left_out": 3}
 
 
@@ -315,7 +314,7 @@ def test_small_or_equal_scores(shape: tuple[int, int, int], constant: bool) -> N
 
 def test_nothing_to_tell() -> None:
     lost = similarity_findings(np.full((4, 3, 2), NAN), [None] * 4)
-    assert lost.lead == "Nothing can be told from no image: all 4 were left out, as their scores are not numbers."
+    assert lost.lead == "Nothing can be told from no image: all 4 were left out, as their scores are NaN."
     assert lost.charts == () and lost.numbers == {"images": 0, "left_out": 4}
     assert "there is none" in similarity_findings(np.zeros((0, 3, 2)), []).lead
     with pytest.raises(InputError, match="3 groups for 4 images"):

@@ -144,13 +144,13 @@ def test_images_without_a_number_are_left_out_and_counted() -> None:
     entropy[4], layers[6, 2] = NAN, NAN
     kept = [i for i in range(20) if i not in (4, 6)]
     found, plain = spread_findings(entropy, layers, 196, []), spread_findings(entropy[kept], layers[kept], 196, [])
-    assert found.told == ["2 images left out, as the entropy is not a number.", *plain.told]
+    assert found.told == ["2 images left out, as their entropy is NaN.", *plain.told]
     assert found.numbers == {**plain.numbers, "left_out": 2}
 
 
 def test_nothing_to_tell() -> None:
     lost = spread_findings(np.full(3, NAN), np.ones((3, 2)), 196, [example("a", NAN)])
-    assert lost.lead == "Nothing can be told from no image: all 3 were left out, as their entropy is not a number."
+    assert lost.lead == "Nothing can be told from no image: all 3 were left out, as their entropy is NaN."
     assert not lost.charts
     assert "there is none" in spread_findings(np.zeros(0), np.zeros((0, 2)), 196, []).lead
 

@@ -386,7 +386,7 @@ def test_choices_are_the_same_every_time(small: Model, album: Path, tmp_path: Pa
     assert set(other.to_pandas()["image"]) != set(some[0].to_pandas()["image"])
     first = run_study("maps", album, small, tmp_path, methods="attention", limit=2)
     assert list(first.to_pandas()["image"]) == names(album)[:2]
-    with pytest.raises(InputError, match="no picture is left"):
+    with pytest.raises(InputError, match="no image is left"):
         run_study("maps", Data("nothing", ()), small, tmp_path, methods="attention")
 
 
@@ -485,6 +485,36 @@ def test_two_runs_do_not_work_on_one_study(small: Model, album: Path, tmp_path: 
             run_study("maps", album, small, tmp_path, methods="attention")
         holder.communicate("done\n", timeout=PATIENCE)
     assert run_study("maps", album, small, tmp_path, methods="attention").finished
+
+
+FORKING = """
+import os, sys, time
+from vitreous.evaluation.study.store import find_store
+lock = find_store(sys.argv[1]).locked()
+lock.__enter__()
+if os.fork() == 0:  # a reader that outlives the run
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_reader_that_outlives_a_killed_run_does_not_hold_its_lock(small: Model, album: Path, tmp_path: Path) -> None:
+    study = run_study("maps", album, small, tmp_path, methods="attention")
+    command = [sys.executable, "-c", FORKING, str(study.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        reader = int(holder.stdout.readline())
+        try:
+            with pytest.raises(InputError, match="another run is working on this study"):
+                run_study("maps", album, small, tmp_path, methods="attention")
+            holder.kill()
+            holder.wait(PATIENCE)
+            assert run_study("maps", album, small, tmp_path, methods="attention").finished
+        finally:
+            os.kill(reader, signal.SIGKILL)
 
 
 def test_a_stop_keeps_what_is_finished(

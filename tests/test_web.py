@@ -357,7 +357,7 @@ def test_files_of_numbers_and_figures(client: TestClient, model: Model, tmp_path
     assert Image.open(io.BytesIO(one.content)).width < Image.open(io.BytesIO(drawn.content)).width
     problem(client.post("/api/figure", json={"maps": ["0" * 24]}), 404)
     other = made(client, "rollout", image="sample:rocket")["id"]
-    assert "several photos" in problem(client.post("/api/figure", json={"maps": [other, maps[0]["id"]]}), 422)
+    assert "several images" in problem(client.post("/api/figure", json={"maps": [other, maps[0]["id"]]}), 422)
 
 
 def test_the_snippet_gives_the_same_maps(tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

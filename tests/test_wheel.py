@@ -72,7 +72,9 @@ def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
         "assets/photos/cat.jpg",
         "web/static/index.html",
         "web/API.md",
+        "web/templates/api.html.j2",
         "evaluation/report/style.css",
+        "evaluation/report/templates/page.html.j2",
         "py.typed",
     ):
         assert f"vitreous/{name}" in held, "or there is nothing to compare with"

@@ -6,7 +6,7 @@ again, so results never depend on the limit, only the time does.
 
 from __future__ import annotations
 
-import re
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from vitreous._support.progress import steps
 from vitreous.errors import OptionError
@@ -24,7 +26,8 @@ T = TypeVar("T")
 
 SHARE = 0.5  # of what is free, where no limit is given
 MOST = {"cpu": 16, "cuda": 256}  # more at a time gains nothing: a CPU's caches overflow before
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+SIZE = TypeAdapter(ByteSize)
+LEAST = 2**26  # bytes that are assumed to be free even in a full container
 GROUPS = (  # files of a container, newer and older
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -44,10 +47,13 @@ def limit_memory(limit: int | str | None) -> Iterator[None]:
 
 def parse_memory(text: int | str) -> int:
     """4000000000, "4GB", "3.5 GiB" or "500M" to bytes."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
-    if found is None or found[2] == "i" or float(found[1]) == 0:
+    try:
+        found = int(SIZE.validate_python(text))
+    except ValidationError:
+        found = 0
+    if found < 1 or isinstance(text, bool):
         raise OptionError(f"{text!r} is not an amount of memory; write 4GB, 512MiB or a number of bytes")
-    return int(float(found[1]) * UNITS[found[2]])
+    return found
 
 
 def budget(device: torch.device) -> int:
@@ -60,7 +66,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that nobody uses on this device."""
     if device.type == "cuda":
         return free_cuda(device, int(time.monotonic()))
-    return min(free_ram(Path("/proc/meminfo")), *free_in_group(Path("/sys/fs/cgroup")))
+    return int(min(psutil.virtual_memory().available, free_in_group(Path("/sys/fs/cgroup"))))
 
 
 @lru_cache(maxsize=8)
@@ -70,21 +76,12 @@ def free_cuda(device: torch.device, second: int) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def free_ram(table: Path) -> int:
-    """What the system says is available; 2 GB where it does not say."""
-    with suppress(OSError):
-        found = re.search(r"MemAvailable:\s+(\d+) kB", table.read_text())
-        if found is not None:
-            return int(found[1]) * 1024
-    return 2 * 10**9
-
-
-def free_in_group(group: Path) -> list[int]:
-    """What a container leaves us, where it sets a limit."""
+def free_in_group(group: Path) -> float:
+    """Bytes left below the limit of a container; infinite where it sets none."""
     for most, used in GROUPS:
         with suppress(OSError, ValueError):
-            return [max(int((group / most).read_text()) - int((group / used).read_text()), 2**26)]
-    return [2**62]
+            return max(int((group / most).read_text()) - int((group / used).read_text()), LEAST)
+    return math.inf
 
 
 def batch_size(bytes_each: int, device: torch.device, most: int | None = None) -> int:
@@ -124,5 +121,5 @@ def attempt(run: Callable[[slice], T], part: slice) -> tuple[T] | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Did a GPU or the system have too little memory?"""
+    """Did a GPU or the system have too little memory? On the CPU, torch has no exception of its own for it."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -46,18 +46,13 @@ def one(item: Any) -> int:
 
 def steps(items: Iterable[T], total: int, what: str | None, size: Callable[[T], int] = one) -> Iterator[T]:
     """The items, and whoever listens is told how many of `total` are done (`size`: how much one item counts)."""
-    listener = _listener.get()
-    if listener is None or what is None:
+    if what is None:
         yield from items
         return
-    task, done = listener.begin(what, total), 0
-    try:
+    with counting(total, what) as tick:
         for item in items:
             yield item
-            done += size(item)
-            listener.move(task, done)
-    finally:
-        listener.end(task)
+            tick(size(item))
 
 
 @contextmanager

@@ -63,6 +63,15 @@ def mean_of(values: np.ndarray) -> np.ndarray:
         return np.asarray(np.where(known, values, 0).sum(-1) / known.sum(-1))
 
 
+def pearson(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Pearson's r along the last axis; NaN where one side does not vary."""
+    x, y = (side - side.mean(-1, keepdims=True) for side in (one.astype(np.float64), other.astype(np.float64)))
+    size = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    varied = (np.ptp(one, axis=-1) > 0) & (np.ptp(other, axis=-1) > 0) & (size > 0)
+    r = (x * y).sum(-1) / np.where(varied, size, 1)
+    return np.asarray(np.where(varied, np.clip(r, -1, 1), np.nan))
+
+
 @dataclass(frozen=True, eq=False)
 class Summary:
     """Methods × metrics: means, their intervals, how much better than `random`, ranks."""

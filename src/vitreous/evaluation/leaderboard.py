@@ -1,4 +1,4 @@
-"""Methods × metrics on many images: what every map is worth, beside the controls that know nothing."""
+"""Leaderboards: every method scored by every metric on many images, next to control maps that carry no information."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Found:
 
 
 def measure_method(plan: Plan, scene: Scene, name: str, without: frozenset[str] = frozenset()) -> Found:
-    """One method's maps for a batch, and every metric of them, `without` those that cannot work."""
+    """Compute one method's maps for a batch and score them by every metric except those in `without`."""
     asked = plan.methods[name]
     found = Found(np.full((len(plan.metrics), len(scene.trace)), np.nan))
     own = Trace(scene.trace.model, scene.trace.images) if scene.timed else scene.trace
@@ -130,7 +130,7 @@ def measure_metric(scene: Scene, found: Found, asked: Asked[Method], k: int, wan
 
 
 def failed(plan: Plan, found: Found, error: Exception, k: int | None) -> None:
-    """A method (or a metric of it) that fails: for good, or for this batch; too little memory halves the batch."""
+    """Record why a method or metric failed, for good or for this batch; out-of-memory errors are raised again."""
     count = found.values.shape[1]
     if out_of_memory(error) and count > 1:
         raise error
@@ -146,7 +146,7 @@ def failed(plan: Plan, found: Found, error: Exception, k: int | None) -> None:
 
 
 class Leaderboard(Board):
-    """A board that is filled as the run goes."""
+    """A board that is filled while the run goes on."""
 
     def __init__(self, model: Model, data: Data, plan: Plan) -> None:
         super().__init__(About.of(model), match_labels(data, model), plan)
@@ -154,7 +154,7 @@ class Leaderboard(Board):
         self._shown = frozenset(round(i) for i in np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))))
 
     def run(self, after: After | None = None) -> None:
-        """Measure everything; `after` each method and batch it is told of which images there is more."""
+        """Measure everything; `after` is called with the images that have new values."""
         size = min(images_at_once(self.model), len(self.data))
         starts = range(0, len(self.data), size)
         groups = [list(range(start, min(start + size, len(self.data)))) for start in starts]
@@ -167,7 +167,7 @@ class Leaderboard(Board):
                 self._measure(batch, loaded, after)
 
     def _measure(self, batch: Batch, loaded: Loaded, after: After | None) -> None:
-        """One batch, in smaller parts where memory is short; one that fails altogether is skipped."""
+        """Measure one batch, in smaller parts where memory is short; skip it if it fails altogether."""
         try:
             in_batches(lambda part: self._on_part(batch.part(part), loaded, after), len(batch), len(batch))
         except TargetError:
@@ -178,7 +178,7 @@ class Leaderboard(Board):
             self.skipped.update({number: explained(error) for number in batch.numbers})
 
     def _on_part(self, batch: Batch, loaded: Loaded, after: After | None) -> None:
-        """Method by method; what an attempt with too little memory has finished stays."""
+        """Measure method by method; what an attempt finished before memory ran out is kept."""
         scene = self._scene(batch, loaded)
         for m in steps(range(len(self.methods)), len(self.methods), "methods"):
             if self.measured[m, batch.numbers].all():
@@ -208,7 +208,7 @@ class Leaderboard(Board):
         return Scene(trace, target, batch.masks, timed)
 
     def _target(self, trace: Trace, numbers: list[int]) -> Target:
-        """What is explained in each image, fixed."""
+        """The target of each image, resolved once."""
         if self.plan.target not in (None, "label"):
             return choose(trace, self.plan.target, METHODS["gradient"]).fix(trace.output)
         if not trace.classifies:
@@ -216,7 +216,7 @@ class Leaderboard(Board):
         return label_target([self.data.samples[number].label for number in numbers], trace)
 
     def _take(self, numbers: list[int], m: int, found: Found) -> None:
-        """Keep what a method gave."""
+        """Store the values that a method got."""
         name = self.methods[m]
         self.values[m][:, numbers] = found.values
         self.seconds[m, numbers] = found.seconds
@@ -244,7 +244,7 @@ def label_target(labels: Sequence[int | str | None], trace: Trace) -> Target:
 
 
 def now(trace: Trace) -> float:
-    """Seconds, when everything asked of the device is done."""
+    """The clock in seconds, after all work queued on the device is done."""
     device = trace.images.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -254,7 +254,7 @@ def now(trace: Trace) -> float:
 
 
 def forward_seconds(trace: Trace) -> float:
-    """A plain run of the model on a batch, the second of two."""
+    """Seconds of a plain forward pass of a batch: the second of two."""
     with trace.model.still(), torch.no_grad():
         trace.model.run(trace.images)
         begun = now(trace)

@@ -1,6 +1,6 @@
-"""What a leaderboard tells: values of methods × metrics × images, with their intervals, costs, failures and files.
+"""The results of a leaderboard: values of methods × metrics × images with intervals, costs, failures and files.
 
-values [M K N]: methods, metrics, images; not a number where something could not be measured, and why
+values [M K N]: methods, metrics, images; NaN where something could not be measured, and why
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import numpy as np
 from PIL import Image
 
 from vitreous._support.statistics import Moments, Summary, summarise
+from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.images.dataset import Data
 from vitreous.registry import Declared, Method, Metric
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
+    from vitreous.plot.curves import Curve
 
 DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity"})  # families that cannot tell right maps
 BROKEN, NO_MASK, UNTOLD = "the map is not finite", "no mask", "the metric gives no number"
@@ -76,19 +78,19 @@ class Example:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image."""
+    """What a method costs per image."""
 
     seconds: float
     ratio: float  # to a plain forward pass, measured in the same run
 
 
 def describes(one: Metric) -> bool:
-    """Does it describe a map, rather than tell whether it is right?"""
+    """Whether a metric only describes a map and cannot tell whether it is right."""
     return one.family in DESCRIBING
 
 
 class Board:
-    """The values of every method, metric and image; whatever failed leaves its reason."""
+    """The value of every method, metric and image, or the reason why there is none."""
 
     def __init__(self, about: About, data: Data, plan: Plan) -> None:
         self.about, self.data, self.plan = about, data, plan
@@ -98,7 +100,7 @@ class Board:
         self.measured = np.zeros((len(self.methods), len(data)), dtype=bool)
         self.targets: dict[int, str] = {}
         self.best: dict[int, int] = {}  # the model's own classes
-        self.skipped: dict[int, str] = {}  # pictures that cannot be used
+        self.skipped: dict[int, str] = {}  # images that cannot be used
         self.lost_masks: dict[int, str] = {}
         self.refused: dict[tuple[str, str], str] = {}  # method and metric ("": any) that cannot work here
         self.reasons: dict[tuple[int, int, int], str] = {}  # method, metric and image without a value
@@ -108,17 +110,17 @@ class Board:
 
     @property
     def done(self) -> np.ndarray:
-        """The images of which something is measured, [N]."""
+        """Which images have any value, [N]."""
         return np.asarray(self.measured.any(0))
 
     @property
     def finished(self) -> bool:
-        """Is everything measured that can be?"""
+        """Whether every readable image has been measured."""
         readable = [number for number in range(len(self.data)) if number not in self.skipped]
         return bool(self.measured[:, readable].all())
 
     def summary(self) -> Summary:
-        """Means, intervals, ranks and verdicts of what is done."""
+        """Means, intervals, ranks and verdicts of what has been measured so far."""
         asked = list(self.plan.metrics.values())
         return summarise(
             self.values[:, :, self.done],
@@ -129,8 +131,15 @@ class Board:
             seed=self.plan.seed,
         )
 
+    def mean_curves(self, metric: str) -> dict[str, Curve]:
+        """The mean curve of each method that has one for this metric."""
+        from vitreous.plot.curves import Curve
+
+        kept = {name: self.curves[name, metric] for name in self.methods if (name, metric) in self.curves}
+        return {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
+
     def costs(self) -> dict[str, Cost]:
-        """Of the methods that ran on a trace of their own; the quickest batch counts, the others were disturbed."""
+        """The cost of each method that was timed on a trace of its own: that of its quickest batch."""
         quickest = min(self.forwards, default=float("nan"))
         found: dict[str, Cost] = {}
         for name, seconds in zip(self.methods, self.seconds):
@@ -160,7 +169,7 @@ class Board:
         return self.reasons.get((m, k, number), refused)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each image, method and metric, as far as they are measured; last, pictures that cannot be used."""
+        """A row for each measured image, method and metric; images that cannot be used come last."""
         every = range(len(self.methods))
         for number in np.flatnonzero(self.done).tolist():
             for m in every:
@@ -185,7 +194,7 @@ class Board:
                 }
 
     def failures(self) -> list[str]:
-        """Everything that could not be done, in sentences: the same reason is told once."""
+        """What could not be measured, in sentences; each reason is given once."""
         said = [f"left out: {reason}" for reason in self.skipped.values()]
         said += [f"{self.data.samples[n].name}: its mask is not used: {why}" for n, why in self.lost_masks.items()]
         said += [f"without {method}: {why}" for (method, metric), why in self.refused.items() if not metric]
@@ -211,14 +220,10 @@ class Board:
         return "any method" if set(names) >= set(able) else ", ".join(names)
 
     def notes(self) -> list[str]:
-        """What a reader should know."""
+        """Notes for the reader."""
         told = [*self.data.notes, *self.plan.notes]
         if not self.finished:
             said = f"{self.measured.all(0).sum()} of {len(self.data)} images are done"
             begun = int((self.done & ~self.measured.all(0)).sum())
             told.append(f"stopped early: {said}{f', {begun} are begun' if begun else ''}")
         return told
-
-
-def finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -1,6 +1,6 @@
-"""Look inside a model while it sees one picture: heads, layers, queries and keys, who reads whom, discarding.
+"""Look inside a model while it sees one image: heads, layers, queries and keys, who reads whom, discarding.
 
-vitreous.inspect.heads(model, "photo.jpg").save("heads.png")
+vitreous.inspect.heads(model, "image.jpg").save("heads.png")
 """
 
 from vitreous.inspect.channels import Channel

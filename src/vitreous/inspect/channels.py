@@ -1,4 +1,4 @@
-"""What one channel of a head does: measured from the signs and the regions of its query and key pictures.
+"""What one channel of a head does: measured from the signs and the regions of its query and key images.
 
 one-way   the query has one sign nearly everywhere, the key both: all patches read the key's region of that sign
 two-way   query and key have both signs: q⁺ reads k⁺ and q⁻ reads k⁻
@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from vitreous._support.statistics import pearson
 from vitreous._support.words import percent
 
 Pattern = Literal["one-way", "two-way", "none"]
 Place = tuple[int, int, int]  # layer, head, channel
-Images = Float[np.ndarray, "C h w"]  # a picture for each channel
+Images = Float[np.ndarray, "C h w"]  # an image for each channel
 Numbers = Float[np.ndarray, "C"]
 THEMSELVES, OTHERS = "regions read themselves", "regions read each other"
 
@@ -38,7 +39,7 @@ class Channel:
     layer: int
     head: int
     channel: int
-    score: float  # how well its key parts the picture into regions: 0 … 1
+    score: float  # how well its key parts the image into regions: 0 … 1
     effect: float  # how far it moves the scores before the softmax: s·mean|q|·std(k)
     query_positive: float  # share of the patches where q > 0
     key_positive: float
@@ -131,10 +132,8 @@ def moran(pictures: Images) -> Numbers:
 
 
 def correlation(a: Images, b: Images) -> Numbers:
-    """Pearson's, of each picture with its partner; 0 where one is flat."""
-    x, y = (p - p.mean((1, 2), keepdims=True) for p in (a.astype(np.float64), b.astype(np.float64)))
-    sizes = np.sqrt((x * x).sum((1, 2)) * (y * y).sum((1, 2)))
-    return np.asarray(np.where(sizes > 0, (x * y).sum((1, 2)) / np.maximum(sizes, 1e-300), 0))
+    """Pearson's r of each image with its partner; 0 where one is flat."""
+    return np.asarray(np.nan_to_num(pearson(a.reshape(len(a), -1), b.reshape(len(b), -1))))
 
 
 def meeting(here: Images, there: Images, scale: Numbers) -> Images:

@@ -62,7 +62,7 @@ class Discard(View):
         return contact_sheet(self, cells=cells)
 
     def frames(self, *, cells: bool = False) -> list[Image.Image]:
-        """A picture for each share, all of one size and with the same colours."""
+        """An image for each share, all of one size and with the same colours."""
         from vitreous.plot.discarded import frames
 
         return frames(self, cells=cells)

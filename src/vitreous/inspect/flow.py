@@ -33,7 +33,7 @@ class Flow(View):
     """
 
     name = "flow"
-    patch: Place | None  # None: the tokens that the model's head reads
+    patch: Place | None  # None: the tokens that the classifier reads
     layers: tuple[int, ...]
     head: str | int  # a number, or "mean"
     who: str  # "patch 7,7", or what the read-out is
@@ -64,7 +64,7 @@ class Flow(View):
         return {name: plain(getattr(self, name)) for name in names}
 
     def figure(self, *, cells: bool = False) -> Figure:
-        """Both maps over the photo with the patch marked, and the shares; a strip for each where layers are many."""
+        """Both maps over the image with the patch marked, and the shares; a strip for each where layers are many."""
         from vitreous.plot.patch_flow import patch_flow, patch_strips
 
         return patch_flow(self, cells=cells) if len(self.layers) == 1 else patch_strips(self, cells=cells)
@@ -81,7 +81,7 @@ def flow(
 ) -> Flow:
     """What a patch reads (its row of A) and who reads it (its column), in one layer or in all (None).
 
-    `patch`: row and column; `at`: a pixel (x, y) of the picture; neither: the tokens that the model's head reads.
+    `patch`: row and column; `at`: a pixel (x, y) of the image; neither: the tokens that the classifier reads.
     """
     if patch is not None and at is not None:
         raise OptionError("give patch=(row, column) or at=(x, y), not both")
@@ -142,11 +142,11 @@ def token_of(layout: Layout, place: Place) -> int:
 
 
 def patch_at(seen: Seen, at: Pixel) -> Place:
-    """The patch that holds a pixel of the picture as it was given."""
+    """The patch that holds a pixel of the image as it was given."""
     (width, height), (left, top, right, bottom) = seen.picture
     x, y = at
     if not (0 <= x < width and 0 <= y < height):
-        raise OptionError(f"at {x:g},{y:g} is out of range: the picture has {width}×{height} pixels")
+        raise OptionError(f"at {x:g},{y:g} is out of range: the image has {width}×{height} pixels")
     h, w = seen.trace.layout.grid
     row, column = (y - top) / (bottom - top) * h, (x - left) / (right - left) * w
     if not (0 <= row < h and 0 <= column < w):

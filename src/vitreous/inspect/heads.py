@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from vitreous._support.words import percent
+from vitreous._support.words import finite, percent
 from vitreous.errors import OptionError
 from vitreous.inspect.view import AnyModel, View, looking, numbers, span, width_of
 from vitreous.methods.attention.head_similarity import head_maps
@@ -26,7 +26,7 @@ class Heads(View):
 
     name = "heads"
     layers: tuple[int, ...]
-    readout: str  # what the head of the model reads
+    readout: str  # what the classifier reads
     maps: Float[np.ndarray, "L H h w"]  # NaN where a layer has fewer heads than another
 
     @property
@@ -36,7 +36,7 @@ class Heads(View):
 
     @property
     def width(self) -> Float[np.ndarray, "L H"]:
-        """As how large a share of the patches each head is wide."""
+        """How wide each head's attention is, as a share of the patches."""
         return width_of(self.maps)
 
     @property
@@ -58,7 +58,7 @@ class Heads(View):
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"layers": list(self.layers), "width": known(self.width), "patches": known(self.patches)}
+        return {"layers": list(self.layers), "width": finite(self.width), "patches": finite(self.patches)}
 
     @property
     def title(self) -> str:
@@ -73,7 +73,7 @@ class Heads(View):
 
 
 def heads(model: AnyModel, image: Any, *, layers: Sequence[int] | None = None) -> Heads:
-    """Where the tokens that the model's head reads look, in every head of these layers (None: of all).
+    """Where the tokens that the classifier reads look, in every attention head of these layers (None: all).
 
     ρᵀA⁽ˡ⁾ₕ
     """
@@ -89,8 +89,3 @@ def heads(model: AnyModel, image: Any, *, layers: Sequence[int] | None = None) -
         for row, one in zip(maps, each):
             row[: len(one)] = one
         return Heads(**seen.about, layers=chosen, readout=readout_name(trace.layout), maps=numbers(maps))
-
-
-def known(values: Float[np.ndarray, "L H"]) -> list[list[float | None]]:
-    """JSON knows no NaN."""
-    return [[None if np.isnan(value) else float(value) for value in row] for row in values]

@@ -39,7 +39,7 @@ class Layers(View):
 
     @property
     def width(self) -> Float[np.ndarray, "L"]:
-        """As how large a share of the patches each layer is wide."""
+        """How wide each layer's attention is, as a share of the patches."""
         return width_of(self.maps)
 
     @property
@@ -53,7 +53,7 @@ class Layers(View):
         return {"width": self.width.tolist()}
 
     def figure(self, *, bare: bool = False, same_scale: bool = False, cells: bool = False) -> Figure:
-        """The photo, a map for each layer, then the four of all layers; `bare`: without the photo under them."""
+        """The image, a map for each layer, then the four of all layers; `bare`: without the image under them."""
         from vitreous.plot.spread import example_figure
 
         panels = np.concatenate([self.maps, np.stack([self.mean, self.min, self.max, self.rollout])])
@@ -63,7 +63,7 @@ class Layers(View):
 
 
 def layers(model: AnyModel, image: Any, *, heads: str = "mean") -> Layers:
-    """Where the tokens that the model's head reads look in each layer, and over all layers by four ways.
+    """Where the tokens that the classifier reads look in each layer, and over all layers in four ways.
 
     fuse_h ρᵀA⁽ˡ⁾ₕ; mean, min and max over l; rollout
     """

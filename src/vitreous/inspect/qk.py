@@ -1,4 +1,4 @@
-"""Queries and keys as pictures: one channel of a head says who reads whom.
+"""Queries and keys as images: one channel of a head says who reads whom.
 
 s·qᵢ·kⱼ = Σ_c s·q_ic·k_jc: where q_ic and k_jc have the same sign, channel c makes patch i read patch j more.
 """
@@ -58,7 +58,7 @@ class QK(View):
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """q and k [C h w], best first, and a column for each thing known of a channel."""
+        """q and k [C h w], best first, and a column for each measure of a channel."""
         table = {f.name: np.array([getattr(one, f.name) for one in self.ranking]) for f in fields(Channel)}
         return {"q": self.q, "k": self.k, "scale": self.scale, **table}
 
@@ -106,7 +106,7 @@ def qk(
     likeness: float = 0.2,
     centred: bool = False,
 ) -> QK:
-    """The queries and keys of a head as pictures, its channels ranked, and the patterns in which information flows.
+    """The queries and keys of a head as images, its channels ranked, and the patterns in which information flows.
 
     score = η(k)·max(I(k), 0): Otsu's share of the key's variance that lies between two classes, times Moran's I.
     `layer`, `head`: None, all of them. `channels`: which to show; None, the `count` best. `least`: a sign counts where
@@ -153,7 +153,7 @@ def checked(least: float, coherence: float, likeness: float, count: int) -> Limi
 
 
 def pictures(trace: Trace, layer: Attention, head: int | None) -> tuple[Images, Images, float]:
-    """Queries and keys of a head (None: of all, one after the other), a picture for each channel; and their scale."""
+    """Queries and keys of a head (None: of all, one after the other), an image for each channel; and their scale."""
     q, k, scale = projections(trace, layer if head is None else one_head(layer, head))
 
     def drawn(side: Float[Tensor, "1 H N d"]) -> Images:
@@ -164,13 +164,13 @@ def pictures(trace: Trace, layer: Attention, head: int | None) -> tuple[Images, 
 
 
 def places_of(number: int, layer: Attention, head: int | None, count: int) -> list[Place]:
-    """Which channel each picture of a layer is."""
+    """Which channel each image of a layer is."""
     heads = range(layer.shape[1]) if head is None else [head]
     return [(number, h, c) for h in heads for c in range(count // len(heads))]
 
 
 def pick(ranking: Sequence[Channel], channels: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """Places in the ranking: of the channels asked for, or of the best."""
+    """Ranks of the requested channels, or of the best ones."""
     if channels is None:
         return tuple(range(min(count, len(ranking))))
     places = {one.channel: i for i, one in enumerate(ranking)}

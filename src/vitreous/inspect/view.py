@@ -1,4 +1,4 @@
-"""What every view has: raw numbers, where they came from, a figure, files."""
+"""What every view has: raw numbers, their provenance, a figure, files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AnyModel = Model | nn.Module | str | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View(ABC):
-    """What was seen of one picture inside one model."""
+    """What was recorded of one image inside one model."""
 
     name: ClassVar[str]
     moves: ClassVar[bool] = False  # can it be saved as a .gif?
@@ -48,11 +48,11 @@ class View(ABC):
     @property
     @abstractmethod
     def said(self) -> str:
-        """What is most worth knowing, in one line."""
+        """The main finding, in one line."""
 
     @property
     def details(self) -> dict[str, Any]:
-        """What a program wants to know besides, as JSON."""
+        """More facts for programs, as JSON."""
         return {}
 
     @property
@@ -68,7 +68,7 @@ class View(ABC):
 
     @property
     def origin(self) -> str:
-        """Of which model and picture; for titles."""
+        """The model and the image, for titles."""
         return f"{self.model} on {self.image}"
 
     def save(self, path: str | Path, figure: Figure | None = None) -> Path:
@@ -91,19 +91,19 @@ class View(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One picture in one model, recorded."""
+    """One image in one model, recorded."""
 
     trace: Trace
     views: Views
 
     @property
     def about(self) -> dict[str, Any]:
-        """What every view tells."""
+        """What every view records."""
         return {"model": self.trace.model.name, "image": self.views.name(0), "photo": self.views[0]}
 
     @property
     def picture(self) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
-        """Width and height of the picture as it was given, and the part of it that the model saw."""
+        """Width and height of the image as it was given, and the part of it that the model saw."""
         source = self.views.sources[0]
         if isinstance(source, Tensor) and source.is_floating_point():
             h, w = self.trace.size
@@ -114,7 +114,7 @@ class Seen:
 
 @contextmanager
 def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
-    """A recorded run of one picture whose attention can be followed; `image` may be a `Trace` of one."""
+    """A recorded run of one image whose attention can be followed; `image` may be a `Trace` of one."""
     if isinstance(image, Trace):
         trace, views = of_model(image, model), Views.of(image.images, image.model)
     else:

@@ -1,1 +1,1 @@
-"""Maps as pictures: colours, overlays, figures."""
+"""Maps as images: colours, overlays, figures."""

@@ -18,13 +18,13 @@ from vitreous.plot.overlay import bare, enlarged, overlay, paint, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, STRIP, framed, shape, sign
 from vitreous.plot.sheet import BODY, HEAD, LABEL, QUIET, SMALL, Sheet, compact
 
-AREA = 2.6  # of a picture, in square inches
+AREA = 2.6  # of an image, in square inches
 COLUMN = 1.6  # at least; inches, as all lengths below
 APART = 0.14  # between columns
 TITLE = 0.5
 NAMES = 0.36  # above the columns
 LINE = 0.17
-ROW_HEAD = 0.4  # what is said of a channel, above its pictures
+ROW_HEAD = 0.4  # what is said of a channel, above its images
 BELOW = 0.1
 FOOTER = 0.3
 FEW, TABLE = 4, 12  # channels in the table, at least and at most
@@ -84,10 +84,10 @@ class QK(Inspected, Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the pictures stand: four for each channel, under what is said of it."""
+    """Where the images stand: four for each channel, under what is said of it."""
 
     count: int
-    width: float  # of a picture
+    width: float  # of an image
     height: float
 
     @property
@@ -114,7 +114,7 @@ class Rows:
 
 
 def channels_figure(view: QK, *, cells: bool = True) -> Figure:
-    """The photo and the first of the ranking at the left; at the right a row for each channel shown."""
+    """The image and the first of the ranking at the left; at the right a row for each channel shown."""
     rows = Rows(len(view.shown), *shape(view.photo, AREA))
     table = rows.above + fitted(view.photo)[1] + 0.2
     fits = int((rows.y(rows.count) - table) / LINE) - 2
@@ -149,7 +149,7 @@ def draw_words(sheet: Sheet, view: QK, place: int, rows: Rows, y: float) -> None
 
 
 def draw_channel(sheet: Sheet, view: QK, place: int, rows: Rows, y: float, cells: bool) -> None:
-    """Query and key through a sigmoid, then both ends of the flow over the photo."""
+    """Query and key through a sigmoid, then both ends of the flow over the image."""
     for c, values in enumerate((view.q[place], view.k[place])):
         through, end = sigmoid(values)
         drawn = bare(
@@ -164,7 +164,7 @@ def draw_channel(sheet: Sheet, view: QK, place: int, rows: Rows, y: float, cells
 
 
 def draw_picture(sheet: Sheet, rows: Rows, column: int, y: float, picture: Image.Image, signed: bool, end: str) -> None:
-    """A picture, and under it its colours from −end over 0 to end."""
+    """An image, and under it its colours from −end over 0 to end."""
     x = rows.x(column)
     framed(sheet, picture, x, y, rows.width, rows.height)
     y += rows.height + 0.06
@@ -184,11 +184,11 @@ def sigmoid(values: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def draw_left(sheet: Sheet, view: QK, y: float, listed: int) -> None:
-    """The photo, and under it the best channels."""
+    """The image, and under it the best channels."""
     sheet.text("photo", MARGIN, y - 0.13, LEFT, BODY)
     framed(sheet, view.photo, MARGIN, y, *fitted(view.photo))
     y += fitted(view.photo)[1] + 0.2
-    sheet.text("channels that part the picture best", MARGIN, y + LINE / 2, LEFT + GAP / 2, SMALL)
+    sheet.text("channels that part the image best", MARGIN, y + LINE / 2, LEFT + GAP / 2, SMALL)
     middle = MARGIN + (1.0 if several(view) else 0.62)
     sheet.text("layer·head·ch." if several(view) else "channel", MARGIN, y + 1.5 * LINE, middle - MARGIN, SMALL)
     sheet.text("pattern", middle, y + 1.5 * LINE, LEFT, SMALL)
@@ -202,7 +202,7 @@ def draw_left(sheet: Sheet, view: QK, y: float, listed: int) -> None:
 
 
 def several(view: QK) -> bool:
-    """Are these channels of more than one head?"""
+    """Whether these channels belong to more than one head."""
     return len(view.layers) > 1 or len(view.heads) > 1
 
 

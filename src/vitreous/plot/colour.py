@@ -94,12 +94,12 @@ def scale(map: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
 
 
 def is_control(method: str) -> bool:
-    """Does this method know nothing of the model?"""
+    """Whether a method is a control that knows nothing of the model."""
     return method in METHODS and METHODS[method].family == "control"
 
 
 def is_level(method: str) -> bool:
-    """Do only the differences in a map of this method mean something, not its zero?"""
+    """Whether only differences within a map of this method mean something, not its zero."""
     return method in METHODS and METHODS[method].level
 
 

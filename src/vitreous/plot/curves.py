@@ -25,7 +25,7 @@ TOGETHER = 0.25  # of the chart's height: nearer ends cannot be told apart
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One method's mean curve, and where it may really lie."""
+    """One method's mean curve with its interval."""
 
     at: Sequence[float]
     mean: Float[np.ndarray, "T"]

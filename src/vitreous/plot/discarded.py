@@ -15,6 +15,7 @@ from vitreous._support.files import write_whole
 from vitreous._support.words import percent
 from vitreous.errors import InputError
 from vitreous.plot.explained import Inspected
+from vitreous.plot.gif import gif_bytes
 from vitreous.plot.overlay import overlay, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape, sign
 from vitreous.plot.sheet import BAR, BODY, GREY, HEAD, LABEL, QUIET, SMALL, Sheet
@@ -27,7 +28,7 @@ BELOW = 0.1
 TITLE = 0.5
 FOOTER = 0.3
 ACROSS = 7
-FRAME = 5.0  # of the picture in a frame, in square inches
+FRAME = 5.0  # of the image in a frame, in square inches
 DOTS = 150  # to the inch, in the animation
 HOLD, STEP = 1200, 280  # milliseconds: the first and the last frame, and the others
 MOST = 2_000_000  # bytes of an animation
@@ -47,7 +48,7 @@ class Discard(Inspected, Protocol):
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the maps stand; the photo is the first."""
+    """Where the maps stand; the image is the first."""
 
     count: int
     width: float
@@ -73,7 +74,7 @@ class Grid:
 
 
 def contact_sheet(view: Discard, *, cells: bool = False) -> Figure:
-    """The photo, then a map for each share that is discarded, each between its own limits."""
+    """The image, then a map for each share that is discarded, each between its own limits."""
     grid, photo = Grid(1 + len(view.maps), *shape(view.photo, AREA)), reduced(view.photo)
     right = grid.place(grid.across - 1)[0] + grid.column
     bottom = grid.place(len(view.maps))[1] + grid.row
@@ -96,7 +97,7 @@ def told(view: Discard) -> str:
 
 
 def frames(view: Discard, *, cells: bool = False) -> list[Image.Image]:
-    """A picture for each share: the map over the photo, and how much is discarded."""
+    """A frame for each share: the map over the image, and how much is discarded."""
     return [frame(view, ratio, map, cells) for ratio, map in zip(view.ratios, view.maps)]
 
 
@@ -118,7 +119,7 @@ def frame(view: Discard, ratio: float, map: np.ndarray, cells: bool) -> Image.Im
 
 
 def save_gif(pictures: list[Image.Image], path: Path) -> None:
-    """An animation that never ends, smaller where it would be a large file; whole or not at all."""
+    """Write an animation, with smaller frames where it would be a large file."""
     if not pictures:
         raise InputError(f"{path}: there is no frame to write")
     written = animated(pictures)
@@ -130,9 +131,5 @@ def save_gif(pictures: list[Image.Image], path: Path) -> None:
 
 
 def animated(pictures: list[Image.Image]) -> bytes:
-    """The frames with 256 colours of their own each; dots in their place would flicker."""
-    first, *rest = [picture.quantize(256, dither=Image.Dither.NONE) for picture in pictures]
-    times = [HOLD, *[STEP] * (len(rest) - 1), HOLD][: len(pictures)]
-    buffer = io.BytesIO()
-    first.save(buffer, "GIF", save_all=True, append_images=rest, duration=times, loop=0, optimize=False)
-    return buffer.getvalue()
+    """The frames one after the other; the first and the last stay longer."""
+    return gif_bytes(pictures, [HOLD, *[STEP] * (len(pictures) - 2), HOLD][: len(pictures)])

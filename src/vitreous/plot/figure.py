@@ -1,4 +1,4 @@
-"""Figures for papers and notebooks: photos, maps with their legends, and where they came from."""
+"""Figures for papers and notebooks: images, maps with their legends, and where they came from."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BEST = 5  # classes shown
 
 
 def attribution_figure(attribution: Explained, *, cells: bool = False) -> Figure:
-    """One method: each image's photo and map, or the map alone where the photos are not known."""
+    """One method: each image and its map, or the map alone where images are not known."""
     count = len(attribution)
     if count == 0:
         raise InputError("this attribution holds no map, so there is nothing to draw")
@@ -103,7 +103,7 @@ class Matrix:
     columns: int
     panel: tuple[float, float]
     photo: tuple[float, float]  # (0, 0): there is none
-    best: int  # classes to show: beside the photo where there is one row, else under it
+    best: int  # classes to show: beside the image where there is one row, else under it
     titled: bool  # are there row heads?
     legend: float
 
@@ -113,7 +113,7 @@ class Matrix:
 
     @property
     def left(self) -> float:
-        """Width of the photo's column."""
+        """Width of the image's column."""
         under = self.best and not self.beside
         return max(self.photo[0], LEFT) if under or self.photo[0] else 0.0
 
@@ -237,7 +237,7 @@ def draw_column(sheet: Sheet, matrix: Matrix, c: int, panels: Sequence[Panel | N
 
 
 def view(attribution: Explained, photo: Image.Image | None, seen: dict[Any, Image.Image]) -> Image.Image | None:
-    """What to draw the map on; a picture that many maps share is read and cropped once."""
+    """What to draw the map on; an image that many maps share is read and cropped once."""
     views = attribution.views
     if views is None:
         return photo
@@ -289,7 +289,7 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the file in one step: it is there whole, or not at all."""
+    """Write a figure to a file, atomically."""
     path = Path(path)
     if path.suffix.lower() not in FIGURES:
         raise OptionError(f"{path}: cannot draw a {path.suffix or 'file without ending'}; use {', '.join(FIGURES)}")

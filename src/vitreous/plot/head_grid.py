@@ -95,7 +95,7 @@ class Grid:
 
 
 def head_grid(view: Heads, *, same_scale: bool = False, cells: bool = False) -> Figure:
-    """The photo at the left, every head's map at the right; the narrowest and the widest are framed."""
+    """The image at the left, every head's map at the right; the narrowest and the widest are framed."""
     layers, heads = view.maps.shape[:2]
     folds = max(1, round((layers / heads) ** 0.5)) if layers > FEW else 1
     pitch = min(MOST, max(LEAST, TALL / -(-layers // folds)))
@@ -127,7 +127,7 @@ def draw_key(sheet: Sheet, view: Heads) -> None:
 
 
 def draw_left(sheet: Sheet, view: Heads, y: float, ends: tuple[float, float] | None) -> None:
-    """The photo, what the numbers mean, and the colours where all heads share them."""
+    """The image, what the numbers mean, and the colours where all heads share them."""
     sheet.text("photo", MARGIN, y + NAME / 2 - 0.02, COLUMN, LABEL)
     framed(sheet, view.photo, MARGIN, y + NAME, *fitted(view.photo))
     y += NAME + fitted(view.photo)[1] + 0.15

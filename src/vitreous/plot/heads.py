@@ -18,9 +18,9 @@ from vitreous.plot.sheet import BAR, DPI, GREY, HEAD, QUIET, SMALL, Sheet
 
 ENDS = tuple(to_hex(colour.SIGNED(end)) for end in (1.0, 0.0))  # the frames of the most and the least alike
 SAID = "most alike", "least alike"
-COLUMN = 1.9  # the photo and the two maps under it; inches, as all lengths below
-NAME = 0.2  # a picture's name
-BELOW = 0.16  # under a picture
+COLUMN = 1.9  # the image and the two maps under it; inches, as all lengths below
+NAME = 0.2  # an image's name
+BELOW = 0.16  # under an image
 TITLE = 0.42  # the title, and under it what the bars mean
 KEY = 0.17  # a line that names a marked head
 FOOTER = 0.3
@@ -109,7 +109,7 @@ class Grid:
 
 
 def extremes(scores: np.ndarray) -> tuple[Place, ...]:
-    """The most and the least alike; nothing where no score is a number."""
+    """The most and the least similar head; nothing where all scores are NaN."""
     numbers = np.where(np.isfinite(scores), scores, np.nan)
     if np.isnan(numbers).all():
         return ()
@@ -137,7 +137,7 @@ def draw_key(sheet: Sheet, scores: np.ndarray, marked: tuple[Place, ...]) -> Non
 
 
 def draw_left(sheet: Sheet, photo: Image.Image, panels: list[Panel], y: float) -> None:
-    """The photo, the saliency, the weighted map: one under the other."""
+    """The image, the saliency, the weighted map: one under the other."""
     sheet.text("photo", MARGIN, y + NAME / 2 - 0.02, COLUMN)
     framed(sheet, photo, MARGIN, y + NAME, *fitted(photo))
     y += NAME + fitted(photo)[1] + BELOW

@@ -1,4 +1,4 @@
-"""What a unit answers to most: the picture, how its activation rose, and how it was made."""
+"""What a unit answers to most: the image, how its activation rose, and how it was made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vitreous.plot.curves import frame
 from vitreous.plot.panel import MARGIN, framed, shape, sign, spell
 from vitreous.plot.sheet import BODY, HEAD, QUIET, SMALL, Sheet
 
-AREA, SMALL_AREA = 12.0, 4.0  # of a picture alone and of one among several, in square inches
+AREA, SMALL_AREA = 12.0, 4.0  # of an image alone and of one among several, in square inches
 HEADS = 0.5  # inches, as all lengths below
 GAP = 0.3
 LINE = 0.16
 CURVE = 1.45  # height of the chart
-SIDE = 2.35  # width of what stands beside the picture
+SIDE = 2.35  # width of what stands beside the image
 FOOTER = 0.3
-LEAST_HEIGHT = 3.4  # of the picture and of what stands beside it
-ACROSS, MOST = 5, 25  # pictures in a row, and in a figure
+LEAST_HEIGHT = 3.4  # of the image and of what stands beside it
+ACROSS, MOST = 5, 25  # images in a row, and in a figure
 CLIMB = LINES[1]
 
 
@@ -58,7 +58,7 @@ class Maximized(Protocol):
 def maximized_figure(found: Maximized) -> Figure:
     """One unit with its chart and its options, or a sheet of several."""
     if not len(found):
-        raise InputError("there is no picture to draw")
+        raise InputError("there is no image to draw")
     return alone(found) if len(found) == 1 else together(found)
 
 
@@ -70,11 +70,11 @@ def alone(found: Maximized) -> Figure:
     )
     room = sheet.width - 2 * MARGIN
     sheet.text(found.titles[0], MARGIN, MARGIN + 0.07, room, HEAD)
-    sheet.text(f"the picture that this unit of {found.model} answers to most", MARGIN, MARGIN + 0.27, room, QUIET)
+    sheet.text(f"the image that this unit of {found.model} answers to most", MARGIN, MARGIN + 0.27, room, QUIET)
     x, y = MARGIN + width + GAP, MARGIN + HEADS
     framed(sheet, picture, MARGIN, y, width, height)
     sheet.text(f"activation {rise(found, 0)}", x, y + 0.05, SIDE, BODY)
-    sheet.text("line: its random views, dot: the picture", x, y + 0.05 + LINE, SIDE, SMALL)
+    sheet.text("line: its random views, dot: the image", x, y + 0.05 + LINE, SIDE, SMALL)
     draw_climb(sheet, found, x, y + 0.4)
     y += 0.4 + CURVE + 0.56
     sheet.text(f"energy of patch borders {found.border_ratio[0]:.2f}", x, y, SIDE, BODY)
@@ -86,7 +86,7 @@ def alone(found: Maximized) -> Figure:
 
 
 def together(found: Maximized) -> Figure:
-    """A picture for each unit in rows, under each its activation."""
+    """An image for each unit in rows, under each its activation."""
     count = min(len(found), MOST)
     lines = -(-count // ACROSS)
     across = -(-count // lines)
@@ -104,12 +104,12 @@ def together(found: Maximized) -> Figure:
         seed = f" · seed {found.seeds[i]}" if len(set(found.seeds)) > 1 else ""
         said = f"{rise(found, i)} · borders {found.border_ratio[i]:.2f}{seed}"
         sheet.text(said, x, y + 0.24 + height + 0.12, column, SMALL)
-    sign(sheet, found.model, f"{len(found)} pictures", found.version)
+    sign(sheet, found.model, f"{len(found)} images", found.version)
     return sheet.figure
 
 
 def rise(found: Maximized, index: int) -> str:
-    """What the unit said of the first picture, and says of the last."""
+    """The unit's activation on the first and on the last image."""
     return f"{digits(found.start[index])} → {digits(found.final[index])}"
 
 
@@ -118,7 +118,7 @@ def digits(value: Tensor) -> str:
 
 
 def draw_climb(sheet: Sheet, found: Maximized, x: float, y: float) -> None:
-    """Activation over steps: a line for the random views, a dot for the picture itself."""
+    """Activation over steps: a line for the random views, a dot for the image itself."""
     curve = found.activation[0].numpy()
     left, wide = 0.34, SIDE - 0.34
     place = ((x + left) / sheet.width, 1 - (y + CURVE) / sheet.height, wide / sheet.width, CURVE / sheet.height)
@@ -138,7 +138,7 @@ def used(found: Maximized) -> dict[str, Any]:
 
 
 def changed(found: Maximized) -> dict[str, Any]:
-    """The options that are not as usual."""
+    """The options that differ from their defaults."""
     usual = found.usual
     return {name: value for name, value in found.options.items() if name != "seed" and usual.get(name) != value}
 

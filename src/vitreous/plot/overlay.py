@@ -1,4 +1,4 @@
-"""A map in colour, alone or on its photo."""
+"""A map in colour, alone or on its image."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from PIL import Image, ImageOps
 
 from vitreous.plot import colour
 
-LONG_SIDE = 448  # no picture is drawn smaller than this
-SATURATION, BRIGHTNESS = 0.45, 0.9  # of the photo under a map
-TINT = 0.35  # on a photo the faintest signed value already shows its hue: colours start this far from the middle
+LONG_SIDE = 448  # no image is drawn smaller than this
+SATURATION, BRIGHTNESS = 0.45, 0.9  # of the image under a map
+TINT = 0.35  # on an image the faintest signed value already shows its hue: colours start this far from the middle
 EASE = 0.75  # below 1, the middle of an unsigned map is seen better
 BLANK = 255  # where a bare map has no number
 
@@ -24,7 +24,7 @@ def overlay(
     control: bool = False,
     strength: float = 0.85,
 ) -> Image.Image:
-    """The map over its photo; where it claims nothing, the photo shows."""
+    """The map over its image; where it claims nothing, the image shows."""
     ends = colour.ends_of(map, signed, limits)
     photo = enlarge(photo.convert("RGB"))
     values, known = resample(map, photo.size, cells)
@@ -51,7 +51,7 @@ def bare(
 
 
 def base(photo: Image.Image) -> np.ndarray:
-    """The photo with less colour and light, so that the map's own stand out, [Y X 3] in 0…255."""
+    """The image with less colour and light, so that the map's own stand out, [Y X 3] in 0…255."""
     grey = np.asarray(photo.convert("L"), np.float32)[..., None]
     return BRIGHTNESS * (grey + SATURATION * (np.asarray(photo, np.float32) - grey))
 
@@ -74,7 +74,7 @@ def paint(place: np.ndarray, signed: bool, control: bool) -> np.ndarray:
 
 
 def resample(map: np.ndarray, size: tuple[int, int], cells: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The map at (width, height), and 1 where it is a number, 0 where it is not."""
+    """The map at (width, height), and a mask: 1 where it is finite, else 0."""
     values = np.asarray(map, np.float32)
     known = np.isfinite(values)
     smooth = Image.Resampling.NEAREST if cells else Image.Resampling.BILINEAR
@@ -94,7 +94,7 @@ def enlarge(photo: Image.Image) -> Image.Image:
 
 
 def reduced(photo: Image.Image) -> Image.Image:
-    """The photo for small panels: its long side is at most `LONG_SIDE`."""
+    """The image for small panels: its long side is at most `LONG_SIDE`."""
     return ImageOps.contain(photo, (LONG_SIDE, LONG_SIDE)) if max(photo.size) > LONG_SIDE else photo
 
 

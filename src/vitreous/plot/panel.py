@@ -35,7 +35,7 @@ class Panel:
 
     @classmethod
     def of(cls, attribution: Explained, index: int, photo: Image.Image | None, cells: bool) -> Panel:
-        """The map over its photo, or alone where there is none."""
+        """The map over its image, or alone where there is none."""
         map = attribution.map[index].detach().float().cpu().numpy()
         signed, control = attribution.signed, colour.is_control(attribution.method)
         ends = colour.limits(map, signed, colour.is_level(attribution.method))
@@ -56,7 +56,7 @@ class Panel:
         limits: tuple[float, float] | None = None,
         size: tuple[int, int] | None = None,
     ) -> Panel:
-        """A map without a sign, over its photo or, at `size`, alone."""
+        """A map without a sign, over its image or, at `size`, alone."""
         ends, numbers = limits or colour.limits(map, False), map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
         if photo is None:
@@ -66,7 +66,7 @@ class Panel:
         return cls(photo, picture, ends, span, signed=False, control=False)
 
     def draw(self, sheet: Sheet, x: float, y: float, width: float, height: float, column: float) -> None:
-        """The picture, and under it the legend."""
+        """The image, and under it the legend."""
         framed(sheet, self.picture, x, y, width, height)
         y += height + 0.06
         ramp = paint(np.linspace(0, 1, 256), self.signed, self.control)
@@ -93,7 +93,7 @@ class Panel:
 
 
 def framed(sheet: Sheet, picture: Image.Image, x: float, y: float, width: float, height: float) -> None:
-    """A picture with a hairline around it, fitted into the room from the upper left."""
+    """An image with a hairline around it, fitted into the room from the upper left."""
     scale = min(width / picture.width, height / picture.height)
     width, height = picture.width * scale, picture.height * scale
     line = 0.004
@@ -102,7 +102,7 @@ def framed(sheet: Sheet, picture: Image.Image, x: float, y: float, width: float,
 
 
 def shape(picture: Image.Image, area: float = AREA) -> tuple[float, float]:
-    """Width and height of a panel for pictures of this shape."""
+    """Width and height of a panel for images of this shape."""
     aspect = min(4.0, max(0.25, picture.width / picture.height))
     return (area * aspect) ** 0.5, (area / aspect) ** 0.5
 

@@ -1,4 +1,4 @@
-"""What a patch reads and who reads it, over the photo."""
+"""What a patch reads and who reads it, over the image."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Flow(Inspected, Protocol):
 
 
 def patch_flow(view: Flow, *, cells: bool = False) -> Figure:
-    """One layer: the photo, what it reads, who reads it, and under both their shares."""
+    """One layer: the image, what it reads, who reads it, and under both their shares."""
     width, height = shape(view.photo, AREA)
     column = max(width, LEAST)
     above, below = MARGIN + TITLE + NAME, 0.3 + (len(view.parts) + 1) * SHARE

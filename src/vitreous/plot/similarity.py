@@ -162,7 +162,7 @@ def mark_layers(plane: Plane, edges: np.ndarray) -> None:
 
 
 def width(slots: int, pitch: float = PITCH) -> float:
-    """Of a plane for so many heads."""
+    """The width of a plane for this many heads."""
     return float(np.clip(pitch * slots, LEAST, MOST))
 
 

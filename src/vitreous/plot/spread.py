@@ -1,4 +1,4 @@
-"""How far attention spreads: over many images, by layer, and on one picture."""
+"""How far attention spreads: over many images, by layer, and on one image."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def spread_figure(levels: Mapping[int, tuple[np.ndarray, np.ndarray]], patches: 
     return plane.sheet.figure
 
 
-# -------------------------------------------------------------------------------------------------------- one picture
+# -------------------------------------------------------------------------------------------------------- one image
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ def example_figure(
     same_scale: bool = False,
     cells: bool = False,
 ) -> Figure:
-    """The photo, a map for each layer, and their mean, minimum, maximum and rollout, each between its own limits.
+    """The image, a map for each layer, and their mean, minimum, maximum and rollout, each between its own limits.
 
-    `alone`: maps without the photo under them. `same_scale`: one pair of limits for all layers, and one for the rest.
+    `alone`: maps without the image under them. `same_scale`: one pair of limits for all layers, and one for the rest.
     """
     layers = len(panels) - len(TOGETHER)
     if layers < 1 or not panels.size:

@@ -1,4 +1,4 @@
-"""The Attention tab: who reads what, from the recorded run alone."""
+"""The Attention tab: which token attends to which, from the recorded run alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Token = Annotated[str, Query(pattern=r"^(readout|\d{1,6})$")]
 
 
 async def looked(engine: Engine, model: str | None, image: str, work: Callable[[Trace], Response]) -> Response:
-    """Something read off a recorded run, in a thread that needs no model."""
+    """Read something off a recorded run, in a thread that needs no model."""
     trace = await followable(engine, engine.find(model), image)
     return await engine.read(lambda: quietly(work, trace))
 
@@ -88,7 +88,7 @@ def share(trace: Trace, layer: Attention) -> schema.Share:
 
 @router.get("/attention/thumbs", response_class=Response, responses=BINARY)
 async def thumbs(engine: Served, image: ImageQuery, model: ModelQuery = None) -> Response:
-    """The read-out's attention of every head, each scaled by its own maximum, which stands before."""
+    """The read-out's attention in every head, each scaled by its maximum; the maxima come first."""
 
     def work(trace: Trace) -> Response:
         grid = trace.layout.grid
@@ -136,7 +136,7 @@ def query(trace: Trace, token: str) -> Float[Tensor, "1 N"]:
 
 @router.post("/rollout", response_class=Response, responses=BINARY)
 async def rollout(engine: Served, asked: schema.RolloutAsked) -> Response:
-    """Rollout at once, for a slider."""
+    """Rollout from the recorded run, quick enough for a slider."""
     trace = await followable(engine, engine.find(asked.model), asked.image)
     method = METHODS["rollout"]
     values = method.check(asked.model_dump(exclude={"model", "image"}))

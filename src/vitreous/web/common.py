@@ -1,8 +1,7 @@
-"""What the routes share."""
+"""What the routes have in common."""
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.responses import Response
 from torch import Tensor
 
+from vitreous._support.words import finite
 from vitreous.models.model import Model
 from vitreous.web import schema
 from vitreous.web.engine import Engine
@@ -26,10 +26,10 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         400: "the request cannot be read",
         401: "a token is needed",
         403: "sent by another site",
-        404: "there is no such thing (any more)",
+        404: "not found, or no longer held",
         408: "the body came too slowly",
         413: "too large",
-        415: "not a picture",
+        415: "not an image",
         421: "another host is meant",
         422: "it cannot be done",
         429: "too many requests",
@@ -57,7 +57,7 @@ Layer = Annotated[int, Query(ge=-1000, le=1000)]
 
 
 def numbers(values: Tensor, *more: Tensor, shape: tuple[int, ...], lasting: bool = False, **told: Any) -> Response:
-    """Numbers as they are: float32 or uint8, little-endian, one block after the other."""
+    """A binary response: float32 or uint8 tensors, little-endian, one after the other."""
     headers = {"X-Shape": ",".join(map(str, shape)), "Cache-Control": FOREVER if lasting else "no-store"}
     headers |= {f"X-{name.capitalize()}": str(value) for name, value in told.items()}
     return Response(b"".join(raw(t) for t in (values, *more)), media_type="application/octet-stream", headers=headers)
@@ -68,13 +68,8 @@ def raw(values: Tensor) -> bytes:
     return array.tobytes() if array.dtype == np.uint8 else array.astype("<f4").tobytes()
 
 
-def number(value: Any) -> float | None:
-    """JSON knows no NaN."""
-    return float(value) if math.isfinite(value) else None
-
-
 def each_number(values: Tensor) -> list[float | None]:
-    return [number(value) for value in values.flatten().tolist()]
+    return [finite(value) for value in values.flatten().tolist()]
 
 
 def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
@@ -86,4 +81,4 @@ def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
 def chances(model: Model, output: Tensor, indices: list[int]) -> list[schema.Chance]:
     share = output.float().softmax(-1)
     known = [i for i in indices if i < len(output)]
-    return [schema.Chance(index=i, label=model.label(i), probability=number(share[i])) for i in known]
+    return [schema.Chance(index=i, label=model.label(i), probability=finite(share[i])) for i in known]

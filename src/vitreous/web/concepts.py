@@ -48,7 +48,7 @@ EXAMPLES: dict[str, Any] = {
 
 @router.post("/concepts", status_code=201, openapi_extra=EXAMPLES)
 async def make(request: Request, engine: Served) -> schema.ConceptMade:
-    """A concept from a few example pictures."""
+    """A concept from a few example images."""
     limits = engine.limits
     async with engine.arriving:
         form = await read_form(request, limits.concept_bytes, files=limits.examples, fields=8)
@@ -61,13 +61,13 @@ async def make(request: Request, engine: Served) -> schema.ConceptMade:
 
 
 def input_of(model: Model, part: Part, limits: Limits) -> Tensor:
-    """What the model gets to see; the picture itself may be large, so only one is held at a time."""
+    """Decode and preprocess one example; images may be large, so only one is held at a time."""
     return model.prepare([open_picture(part, limits)])
 
 
 def stacked(inputs: list[Tensor]) -> Tensor:
     if len({x.shape for x in inputs}) > 1:
-        raise Problem(422, "the pictures come out of the model's preprocessing in different sizes; crop them alike")
+        raise Problem(422, "the images come out of the model's preprocessing in different sizes; crop them alike")
     return torch.cat(inputs)
 
 
@@ -80,7 +80,7 @@ def checked(engine: engines.Engine, form: Form) -> tuple[str, str, engines.Serve
     if similarity not in SIMILARITIES:
         raise Problem(422, f"the similarity is one of {', '.join(SIMILARITIES)}")
     if not form.files:
-        raise Problem(422, "a concept needs at least one example picture")
+        raise Problem(422, "a concept needs at least one example image")
     return name, similarity, engine.find(form.fields.get("model") or None)
 
 

@@ -1,4 +1,4 @@
-"""The models, what they have seen, and who may use them when.
+"""The models, their stored traces and maps, and the threads that use them.
 
 Each model has two threads: one for jobs, one for short questions. A job lets questions pass at every step. What a trace
 already holds (a hover over attention) is answered by neither: it needs the model no more.
@@ -42,7 +42,7 @@ from vitreous.web.worker import Lane
 T = TypeVar("T")
 PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
 READERS = 4  # threads for what needs no model
-DECODERS = 2  # … and for pictures
+DECODERS = 2  # … and for images
 UPLOADS = 8  # forms in memory at a time
 FULL = "the server has more to do than it can hold; try again in a moment"
 
@@ -72,7 +72,7 @@ class Kept:
     """A finished map and what it explains."""
 
     meta: dict[str, Any]
-    attribution: Attribution  # on the CPU, without its photo
+    attribution: Attribution  # on the CPU, without its image
     model: str
     image: str
     target: Target | None  # fixed; None: the method does not depend on one
@@ -88,7 +88,7 @@ class Held:
 
 
 class Room:
-    """So many threads at a time; made when a loop first needs it."""
+    """A limiter of threads, made when an event loop first needs it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -123,7 +123,7 @@ class Engine:
         self.models[name] = Served(name, model, source, jobs, Lane(f"questions to {name}", self.limits.quick, FULL))
 
     def warm(self) -> None:
-        """Run every model once, so that the first visitor does not wait for its probe."""
+        """Run every model once, so that the first visitor does not wait for its layout run."""
         for served in self.models.values():
             _ = self.trace(served, next(iter(self.samples))).classifies
 
@@ -134,7 +134,7 @@ class Engine:
             served.quick.close()
 
     def ended(self, seconds: float) -> bool:
-        """Whether all threads have ended after `close`; waits so long at most."""
+        """Whether all threads have ended after `close`, waiting at most this long."""
         until = time.monotonic() + seconds
         threads = [lane.thread for served in self.models.values() for lane in (served.jobs, served.quick)]
         for thread in threads:
@@ -151,7 +151,7 @@ class Engine:
         return self.models[name]
 
     def picture(self, image: str) -> Picture:
-        """A photo by its id: an upload, or one of the samples, whose files were listed at start."""
+        """An image by its id: an upload, or one of the samples, whose files were listed at start."""
         found = self.images.get(image)
         if found is None and image in self.samples:
             found = pictures.read(self.samples[image])
@@ -161,19 +161,19 @@ class Engine:
         return found
 
     def expect(self, image: str) -> None:
-        """A problem unless the photo is here."""
+        """Raise a problem unless the image is held."""
         if image not in self.images and image not in self.samples:
             raise gone()
 
     def name_of(self, image: str) -> str:
-        """What a photo is called, also when it is gone."""
+        """The name of an image, even if it is no longer held."""
         found = self.images.get(image)
         return self.samples[image].name if image in self.samples else found.name if found is not None else "picture"
 
     def map(self, number: str) -> Kept:
         found = self.maps.get(number)
         if found is None:
-            raise Problem(404, "this map is not here (any more); explain the photo again")
+            raise Problem(404, "this map is not here (any more); explain the image again")
         return found
 
     # -------------------------------------------------------------------------------------------------------- traces
@@ -191,7 +191,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------------- doing the work
 
     async def ask(self, served: Served, work: Callable[[], T]) -> T:
-        """A short question to a model."""
+        """Run a short task on a model."""
         return await self.answered(served.quick.submit(work))
 
     async def answered(self, future: Future[T]) -> T:
@@ -201,20 +201,20 @@ class Engine:
             raise self.late() from None
 
     async def seen(self, served: Served, image: str) -> Trace:
-        """The trace of a photo; one that is in the store is there at once."""
+        """The trace of an image, from the store if it is there."""
         found = self.traces.get((served.name, image))
         return found if found is not None else await self.ask(served, lambda: self.trace(served, image))
 
     async def read(self, work: Callable[[], T]) -> T:
-        """Something that needs no model: looked up in a trace."""
+        """Run something that needs a trace but no model."""
         return await self.in_thread(work, self._readers)
 
     async def decode(self, work: Callable[[], T]) -> T:
-        """Pictures in or out, a few at a time: a large one takes hundreds of megabytes while it is read."""
+        """Decode or encode images, a few at a time: a large one takes hundreds of megabytes."""
         return await self.in_thread(work, self._decoders)
 
     async def draw(self, work: Callable[[], T]) -> T:
-        """One figure at a time."""
+        """Draw a figure, one at a time."""
         return await self.in_thread(work, self._drawers)
 
     async def in_thread(self, work: Callable[[], T], room: Room) -> T:
@@ -232,7 +232,7 @@ class Engine:
 
 
 def gone() -> Problem:
-    return Problem(404, "this photo is not here (any more); send it again")
+    return Problem(404, "this image is not here (any more); send it again")
 
 
 def footprint(trace: Trace) -> int:
@@ -251,12 +251,12 @@ def tensors(layer: Attention) -> list[Tensor | None]:
 
 
 def key_of(*parts: Any) -> str:
-    """One name for the same question."""
+    """A key that equal requests share."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 def heads_of(trace: Trace) -> list[int]:
-    """Of each layer; none where attention cannot be followed."""
+    """The number of heads of each layer; none where attention cannot be followed."""
     return [layer.shape[1] for layer in trace.attention] if trace.layout.obstacle is None else []
 
 

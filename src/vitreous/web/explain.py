@@ -1,4 +1,4 @@
-"""The Explain tab: photos in, classes, maps, figures and commands out."""
+"""The Explain tab: images in, classes, maps, figures and commands out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
+from vitreous._support.words import finite
 from vitreous.attribution import Attribution, Views, attribute, plain
 from vitreous.images.pictures import Picture
 from vitreous.plot.colour import is_control, limits
@@ -32,7 +33,6 @@ from vitreous.web.common import (
     ModelQuery,
     Served,
     best,
-    number,
     numbers,
 )
 from vitreous.web.engine import Engine, Kept, key_of
@@ -62,7 +62,7 @@ ONE_FILE: dict[str, Any] = {
 
 @router.post("/images", status_code=201, openapi_extra=ONE_FILE)
 async def upload(request: Request, engine: Served) -> schema.Uploaded:
-    """Keep a photo in memory; the same photo has the same id."""
+    """Keep an image in memory; the same image has the same id."""
     async with engine.arriving:
         form = await read_form(request, engine.limits.upload_bytes, files=1, fields=8)
         if not form.files:
@@ -81,7 +81,7 @@ def keep(engine: Engine, part: Part) -> tuple[str, Picture]:
 
 @router.get("/images/{image}/view", responses={200: {"content": {"image/webp": {}}}}, response_class=Response)
 async def view(engine: Served, image: ImagePath, model: ModelQuery = None) -> Response:
-    """What the model sees of a photo."""
+    """What the model sees of an image."""
     served = engine.find(model)
 
     def draw() -> bytes:
@@ -148,7 +148,7 @@ def one_map(
     values: dict[str, Any],
     asked: str,
 ) -> dict[str, Any]:
-    """One map, kept in the store, as an event tells it; one that is in the store is not made again."""
+    """Compute one map, or take it from the store, and describe it as an event."""
     target = settle(resolve(engine, served, trace, asked), trace) if method.targeted else None
     known = key_of(served.name, image, method.name, sorted(values.items(), key=str), target and target.identity)
     found, cached = engine.maps.get(known), True
@@ -184,8 +184,8 @@ def remember(
         "signed": made.signed,
         "level": method.level,
         "control": is_control(made.method),
-        "min": number(values.min()),
-        "max": number(values.max()),
+        "min": finite(values.min()),
+        "max": finite(values.max()),
         "limits": limits(values.numpy(), made.signed, method.level),
         "seconds": round(seconds, 4),
         "notes": notes_of(made),
@@ -196,7 +196,7 @@ def remember(
 
 
 def notes_of(made: Attribution) -> dict[str, Any]:
-    """What a method says beside its map, where that is short and JSON can hold it."""
+    """A method's notes, where they are short and JSON can hold them."""
     said = {
         name: value[0] if isinstance(value, list) and len(value) == 1 else value
         for name, value in plain(dict(made.notes)).items()
@@ -256,7 +256,7 @@ async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
     """A figure of these maps: a column for each method, a row for each target."""
     kept = [engine.map(one) for one in dict.fromkeys(asked.maps)]
     if len({(one.model, one.image) for one in kept}) > 1:
-        raise Problem(422, "these maps explain several photos or models; a figure shows one")
+        raise Problem(422, "these maps explain several images or models; a figure shows one")
     served, image = engine.find(kept[0].model), kept[0].image
     trace = await engine.seen(served, image)
     picture = engine.picture(image)

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from torch import Tensor
 
 from vitreous._support.progress import steps
+from vitreous._support.words import finite
 from vitreous.errors import Unsupported, one_line
 from vitreous.metrics.case import Case, Measured, measure
 from vitreous.metrics.faithfulness.curves import kept as kept_tokens
@@ -20,7 +21,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Record, Trace
 from vitreous.web import engine as engines
 from vitreous.web import schema
-from vitreous.web.common import JOB, Client, Served, best, chances, each_number, number
+from vitreous.web.common import JOB, Client, Served, best, chances, each_number
 from vitreous.web.engine import Engine, Kept
 from vitreous.web.info import usable
 from vitreous.web.jobs import Cancelled, Job, note
@@ -83,7 +84,7 @@ def one_curve(
         better=declared.direction(values),
         at=None if found.at is None else list(found.at),
         values=None if found.curve is None else each_number(found.curve[0]),
-        value=number(found.value[0]),
+        value=finite(found.value[0]),
         random=band,
         order=case.order[0].tolist(),
     )
@@ -99,7 +100,7 @@ def random_band(
     values: dict[str, Any],
     count: int,
 ) -> schema.Band | None:
-    """The same measure of maps that know nothing, computed once for each target."""
+    """The curve of random maps, computed once for each target."""
     if count == 0:
         return None
     key = served.name, image, target.identity, declared.name, repr(values), count
@@ -114,7 +115,7 @@ def random_band(
 
 
 def spread(found: list[Measured]) -> schema.Band:
-    mean_value = number(torch.cat([one.value for one in found]).mean())
+    mean_value = finite(torch.cat([one.value for one in found]).mean())
     curves = [one.curve for one in found if one.curve is not None]
     if not curves:
         return schema.Band(mean=[], low=[], high=[], value=mean_value)
@@ -128,7 +129,7 @@ def spread(found: list[Measured]) -> schema.Band:
 
 @router.post("/erase")
 async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
-    """What the model says of a photo without some of its patches."""
+    """The model's prediction for an image without some of its patches."""
     served = engine.find(asked.model)
 
     def work() -> schema.Erased:
@@ -151,7 +152,8 @@ async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
 
 def score(target: Target, record: Record) -> float | None:
     assert record.output is not None and record.embedding is not None
-    return number(target(record.output.float(), record.embedding.float())[0])
+    score: float | None = finite(target(record.output.float(), record.embedding.float())[0])
+    return score
 
 
 def removed_of(trace: Trace, removed: list[int]) -> list[int]:
@@ -164,7 +166,7 @@ def removed_of(trace: Trace, removed: list[int]) -> list[int]:
 
 
 def without(trace: Trace, gone: list[int]) -> tuple[Record, str | None]:
-    """A run without these patches' tokens; where they cannot be taken out, with the patches greyed, and why."""
+    """Run without the tokens of these patches or, where that is impossible, with the patches greyed; and say why."""
     if not gone:
         return trace.record(whole=True), None
     with torch.no_grad():

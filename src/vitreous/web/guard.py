@@ -1,4 +1,4 @@
-"""Who may ask, how often, how much: looked at before any route sees the request.
+"""Access control, rate limits and size limits, checked before any route sees the request.
 
 host     only names that this server has (a foreign page cannot reach it through its own name)
 origin   /api answers no other site's page
@@ -25,7 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitreous.web.limits import Limits
-from vitreous.web.problems import Problem, answer
+from vitreous.web.problems import INTERNAL, Problem, answer
 
 LOG = logging.getLogger("vitreous.web")
 COOKIE = "vitreous"
@@ -77,10 +77,10 @@ class Guard:
         except Exception as error:
             LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not started:
-                await answer(500, "the server failed at this; its log says how")(scope, receive, sending)
+                await answer(500, INTERNAL)(scope, receive, sending)
 
     def refuse(self, scope: Scope) -> Response | None:
-        """What to answer in place of the application, if anything."""
+        """The response that replaces the application's, or None."""
         headers = Headers(scope=scope)
         client = scope["client"][0] if scope.get("client") else "?"
         try:
@@ -137,12 +137,12 @@ class Guard:
 
 
 def same(given: str, wanted: str) -> bool:
-    """In a time that tells nothing."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
 def sealed(token: str) -> str:
-    """What the cookie holds: not the token itself."""
+    """The cookie's value, derived from the token."""
     return hmac.new(token.encode(), b"vitreous cookie", hashlib.sha256).hexdigest()
 
 
@@ -170,12 +170,12 @@ def authority(origin: str) -> str:
 
 
 def most_bytes(path: str, limits: Limits) -> int:
-    """Of a body."""
+    """The Content-Length of a request."""
     return {"/api/images": limits.upload_bytes, "/api/concepts": limits.concept_bytes}.get(path, limits.json_bytes)
 
 
 class Body:
-    """The body of a request, counted while it arrives."""
+    """The body of a request, counted as it arrives."""
 
     def __init__(self, receive: Receive, limits: Limits, scope: Scope) -> None:
         self.receive, self.limits = receive, limits
@@ -205,7 +205,7 @@ class Rates:
         self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, when
 
     def take(self, client: str) -> float:
-        """Zero, or the seconds to wait."""
+        """Take a request from the bucket: zero, or the seconds to wait."""
         now = time.monotonic()
         held, when = self.buckets.pop(client, (float(self.limits.burst), now))
         held = min(float(self.limits.burst), held + (now - when) * self.limits.rate)

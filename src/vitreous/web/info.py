@@ -1,4 +1,4 @@
-"""What there is: models, methods, metrics, samples, labels."""
+"""Lists of models, methods, metrics, samples and labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 @router.get("/info")
 async def info(engine: Served) -> schema.Info:
-    """Everything that a page needs to draw itself."""
+    """Everything the page needs to draw itself."""
     models = [await describe(engine, served) for served in engine.models.values()]
     limits = engine.limits
     return schema.Info(
@@ -59,7 +59,7 @@ async def info(engine: Served) -> schema.Info:
 
 
 def usable(declared: Metric) -> bool:
-    """Can it be asked about one map: without masks, and without running the method again?"""
+    """Whether a metric can score a single map, without masks and without running the method again."""
     return not declared.masks and not declared.again
 
 

@@ -1,4 +1,4 @@
-"""Long work: waits its turn, tells how far it is, and can be stopped at every step."""
+"""Long-running jobs: queued, with progress events, cancellable at every step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GIVES_WAY = 2.0  # seconds, at every step, to short questions
 
 
 class Cancelled(Exception):
-    """Nobody wants it any more."""
+    """The job was cancelled."""
 
 
 class Job:
-    """Events in order, and the state of progress between them."""
+    """A job with its events in order and its present progress."""
 
     def __init__(self, client: str, limits: Limits) -> None:
         self.id, self.client, self.limits = secrets.token_hex(12), client, limits
@@ -50,7 +50,7 @@ class Job:
     # ------------------------------------------------------------------------------------------------ told by a thread
 
     def tell(self, name: str, data: dict[str, Any]) -> None:
-        """Something that every listener must hear, in this order."""
+        """Add an event; every listener gets all events in this order."""
         self.events.append((name, data))
         self.progress = None
         self.wake()
@@ -67,7 +67,7 @@ class Job:
         self.wake()
 
     def check(self) -> None:
-        """Raise if it is to end."""
+        """Raise if the job was cancelled."""
         now = time.monotonic()
         if self.stopped.is_set():
             raise Cancelled
@@ -78,7 +78,7 @@ class Job:
             raise Problem(503, f"{said}; ask for less at a time")
 
     def run(self, work: Callable[[Job], None], quick: Lane) -> None:
-        """The whole job, in the thread of its lane."""
+        """Run the job, in the worker's thread."""
         self.began, self.place = time.monotonic(), None
         try:
             with listening(Steps(self, quick)):
@@ -98,7 +98,7 @@ class Job:
         self.ended.set()
 
     def over(self, after: int) -> bool:
-        """Is there nothing more to hear after so many events?"""
+        """Whether the job has ended and has no event after this number."""
         return self.ended.is_set() and after >= len(self.events)
 
     # ---------------------------------------------------------------------------------------------- heard by a stream
@@ -142,13 +142,13 @@ def sse(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
 
 
 def note(error: BaseException) -> None:
-    """Our own mistakes go to the log, whole."""
+    """Log an internal error with its traceback."""
     if not isinstance(error, VitreousError | Problem):
         LOG.error("a job failed", exc_info=error)
 
 
 class Steps:
-    """Listens to a computation: passes on the outermost task, ends the job where it is to end, lets others pass."""
+    """Listens to a computation: reports the outermost task, stops a cancelled job, lets short tasks run in between."""
 
     def __init__(self, job: Job, quick: Lane) -> None:
         self.job, self.quick = job, quick
@@ -178,7 +178,7 @@ class Steps:
 
 
 class Jobs:
-    """All jobs of a server, those that ended for a while."""
+    """All jobs of a server; ended ones are kept for a while."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -187,7 +187,7 @@ class Jobs:
         self._queues: dict[Lane, list[Job]] = {}  # the first one runs
 
     def start(self, client: str, lane: Lane, quick: Lane, work: Callable[[Job], None]) -> Job:
-        """Into the queue, or a problem where it is full."""
+        """Queue a job; a problem if the queue is full."""
         mine = [job for job in self.known.values() if job.client == client and not job.ended.is_set()]
         if len(mine) >= self.limits.own_jobs:
             raise Problem(429, f"{len(mine)} of your jobs are not done yet; wait for one, or cancel it", retry=2)
@@ -208,7 +208,7 @@ class Jobs:
         return job
 
     def _leave(self, lane: Lane, job: Job) -> None:
-        """The others move up."""
+        """Update the places of the waiting jobs."""
         with self._lock:
             queue = self._queues[lane]
             queue.remove(job)
@@ -225,7 +225,7 @@ class Jobs:
         return found
 
     def cancel(self, job: Job) -> None:
-        """Stop it within one step; one that still waits ends at once."""
+        """Stop a job within one step; one that still waits ends at once."""
         job.stopped.set()
         for lane, queue in list(self._queues.items()):
             if job in queue and job.future is not None and lane.withdraw(job.future):
@@ -233,7 +233,7 @@ class Jobs:
                 job.end("cancelled", {})
 
     def stop_all(self) -> None:
-        """The server ends: jobs stop within one step, their streams at once."""
+        """Shut down: jobs stop within one step, their event streams at once."""
         for job in self.known.values():
             job.stopped.set()
             job.left.set()

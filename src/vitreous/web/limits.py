@@ -31,7 +31,7 @@ class Limits:
     job_seconds: float = 600.0
     patience: float = 60.0  # seconds after which a job that nobody listens to is cancelled
     jobs_kept: int = 256
-    images_bytes: int = 500 * MB  # decoded photos
+    images_bytes: int = 500 * MB  # decoded images
     maps_bytes: int = 100 * MB
     traces_bytes: int | None = None  # None: a quarter of the memory budget
     rate: float = 100.0  # requests a second and client
@@ -40,12 +40,12 @@ class Limits:
 
 
 def most(default: Any) -> int:
-    """How large a whole number among a method's options may be: enough for any sensible use."""
+    """The upper limit of an integer option: enough for any sensible use."""
     return max(8 * default, 64) if isinstance(default, int) else 64
 
 
 def bounded(declared: Declared) -> dict[str, Any]:
-    """The JSON schema of the options, with an upper end for every whole number."""
+    """The JSON schema of the options, with an upper limit for every integer."""
     options: dict[str, Any] = declared.schema["options"]
     return {name: with_maximum(name, told) for name, told in options.items()}
 
@@ -60,7 +60,7 @@ def with_maximum(name: str, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_options(declared: Declared, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked options, none of them so large that it would occupy the server for hours."""
+    """Check options, and refuse values that would occupy the server for hours."""
     values = declared.check(options)
     defaults = declared.check({})
     for name, value in values.items():

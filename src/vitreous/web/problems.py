@@ -19,7 +19,7 @@ TITLES = {
     405: "method not allowed",
     408: "too slow",
     413: "too large",
-    415: "not a picture",
+    415: "not an image",
     421: "other host",
     422: "cannot be done",
     429: "too many requests",
@@ -27,9 +27,11 @@ TITLES = {
     503: "busy",
 }
 
+INTERNAL = "internal error; see the server log"
+
 
 class Problem(HTTPException):
-    """An answer other than the one hoped for."""
+    """An error response."""
 
     def __init__(self, status: int, detail: str, retry: int | None = None) -> None:
         headers = {} if retry is None else {"Retry-After": str(retry)}
@@ -42,12 +44,12 @@ def described(status: int, detail: str) -> dict[str, Any]:
 
 
 def of_error(error: BaseException) -> dict[str, Any]:
-    """What a failed map says."""
+    """The message of a map that failed."""
     if isinstance(error, Problem):
         return described(error.status_code, str(error.detail))
     if isinstance(error, VitreousError):
         return described(422, one_line(error))
-    return described(500, "the server failed at this; its log says how")
+    return described(500, INTERNAL)
 
 
 def answer(status: int, detail: str, headers: Any = None) -> JSONResponse:
@@ -71,4 +73,4 @@ async def on_ours(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_anything(request: Request, error: Exception) -> JSONResponse:
-    return answer(500, "the server failed at this; its log says how")
+    return answer(500, INTERNAL)

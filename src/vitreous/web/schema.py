@@ -1,4 +1,4 @@
-"""What the API takes and gives. Every request is checked against these before anything else looks at it."""
+"""The API's requests and responses. Every request is validated against these first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ HEX = r"^[0-9a-f]{24}$"
 ModelName = Annotated[str, Field(max_length=200, description="one of those named at start; nothing: the first")]
 ImageId = Annotated[str, Field(pattern=IMAGE, description="of an upload, or sample:NAME", examples=["sample:cat"])]
 MapId = Annotated[str, Field(pattern=HEX)]
-JobId = Annotated[str, Field(pattern=HEX)]
-ConceptId = Annotated[str, Field(pattern=HEX)]
 TargetText = Annotated[
     str | Annotated[int, Field(ge=0, le=10**6)],
     Field(examples=["top-1"], description="282, tiger cat, top-1, dog-cat, neuron:17, concept:NAME-or-ID, text:a dog"),
@@ -22,7 +20,7 @@ Number = float | None  # None: not a finite number
 
 
 class Asked(BaseModel):
-    """A request: nothing that is not named here."""
+    """A request; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -131,7 +129,7 @@ class Uploaded(BaseModel):
 
 
 class OfImage(Asked):
-    """A model and a photo."""
+    """A model and an image."""
 
     model: ModelName | None = None
     image: ImageId

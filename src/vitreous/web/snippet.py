@@ -1,4 +1,4 @@
-"""The same maps without the page: as Python and as commands."""
+"""Python code and shell commands that compute the same maps."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def calling(one: Method, target: str | None = None) -> str:
 
 
 def command(source: Source, photo: str, methods: list[Method], targets: list[str], concepts: list[Held]) -> str:
-    """One command where that can say it: a method with two settings, or a target with a comma, needs more."""
+    """Shell commands; one if possible, more for a method with two settings or a target with a comma."""
     model = loaded(source)
     lines = [
         words("vitreous", "concept", "build", c.name, *c.examples, *model, "--similarity", c.similarity)
@@ -106,7 +106,7 @@ def command(source: Source, photo: str, methods: list[Method], targets: list[str
 
 
 def rounds(methods: list[Method]) -> list[list[Method]]:
-    """Each method once in each."""
+    """Groups in which each method occurs once."""
     found: list[list[Method]] = []
     for one in methods:
         free = next((some for some in found if one.name not in [other.name for other in some]), None)
@@ -126,7 +126,7 @@ def loaded(source: Source) -> list[str]:
 
 
 def file_name(path: str) -> str:
-    """Where a server keeps its files is nobody's business."""
+    """A path as its bare file name: clients do not learn the server's folders."""
     return re.split(r"[\\/]", path)[-1]
 
 

@@ -1,4 +1,4 @@
-"""The page's files, read once at start: a request only looks them up by name."""
+"""The page's files, read once at start; requests look them up by name."""
 
 from __future__ import annotations
 

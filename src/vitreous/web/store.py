@@ -1,4 +1,4 @@
-"""Things kept in memory under a limit, the least recently used go first."""
+"""An in-memory store with a size limit; the least recently used items are dropped first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Store(Generic[K, V]):
-    """At most `limit` in all, by whatever size each thing is said to have; safe for threads."""
+    """Holds items up to a total size of `limit`; thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
@@ -33,7 +33,7 @@ class Store(Generic[K, V]):
             return self._held[key][0]
 
     def put(self, key: K, value: V, size: int = 1) -> None:
-        """Keep it, and let go of others; what is larger than the limit is not kept."""
+        """Keep an item, dropping older ones; an item larger than the limit is not kept."""
         with self._lock:
             self._drop(key)
             if size > self.limit:

@@ -1,4 +1,4 @@
-"""Targets from requests: as in the library, but no name in them ever reaches the file system."""
+"""Targets of requests: as in the library, except that no name in them reaches the file system."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def find_held(engine: Engine, served: Served, name: str) -> Held | None:
 
 
 def settle(target: Target, trace: Trace) -> Target:
-    """With the best class named."""
+    """The target with "top-1" replaced by the class it stands for."""
     return target.fix(trace.output).single()
 
 
 def heading(target: Target, trace: Trace) -> str:
-    """For people."""
+    """The target as a heading."""
     return target.title(trace.model, trace.output, 0)

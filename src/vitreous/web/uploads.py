@@ -1,4 +1,4 @@
-"""Pictures from strangers: size, kind and pixels are looked at before anything is decoded, and no file is written."""
+"""Uploaded images: file size, format and pixel count are checked before decoding, and no file is written."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Form:
 
 
 async def read_form(request: Request, most_bytes: int, files: int, fields: int) -> Form:
-    """A multipart form, in memory from first to last."""
+    """Read a multipart form, held in memory only."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise Problem(415, "send the picture as multipart/form-data")
+        raise Problem(415, "send the image as multipart/form-data")
     try:
         body = await request.body()  # the guard counts while it arrives
     except ClientDisconnect:
@@ -62,14 +62,14 @@ async def read_form(request: Request, most_bytes: int, files: int, fields: int) 
 
 
 def clean(name: str) -> str:
-    """A file's name without folders and odd signs: for people to read, never to open."""
+    """A file name without folders and odd characters, for display only."""
     last = re.split(r"[\\/]", name)[-1]
     kept = "".join(c for c in last if c.isprintable())
     return kept[:100].strip() or "picture"
 
 
 def open_picture(part: Part, limits: Limits) -> Picture:
-    """An upright RGB picture; its kind and its size are read from the header before it is decoded."""
+    """Decode an image to upright RGB, after checking format and size in its header."""
     if not part.held:
         raise Problem(415, f"{part.name}: the file is empty")
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def open_picture(part: Part, limits: Limits) -> Picture:
             raise Problem(413, f"{part.name}: is too large to open safely; shrink it first") from None
         except Exception as error:  # Pillow's readers raise all sorts
             kinds = ", ".join(FORMATS)
-            raise Problem(415, f"{part.name}: is not a picture this server reads ({kinds})") from error
+            raise Problem(415, f"{part.name}: is not an image this server reads ({kinds})") from error
 
 
 def identity(held: bytes) -> str:
@@ -99,5 +99,5 @@ def identity(held: bytes) -> str:
 
 
 def weight(picture: Picture) -> int:
-    """Bytes that a decoded picture takes."""
+    """Bytes that a decoded image takes."""
     return 3 * picture.image.width * picture.image.height

@@ -1,4 +1,4 @@
-"""One thread that does one thing after another, with room for so many to wait."""
+"""A thread that runs tasks one after another, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lane:
         self.thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """The work's future; a problem where there is no room."""
+        """Queue work and return its future; a problem if the queue is full."""
         future: Future[T] = Future()
         with self._change:
             if not self.open or len(self.waiting) >= self.room:
@@ -52,7 +52,7 @@ class Lane:
             del future, work  # nothing of it is kept while the thread waits
 
     def withdraw(self, future: Future[Any]) -> bool:
-        """Take back what still waits; False: it has begun."""
+        """Cancel work that still waits; False if it has begun."""
         with self._change:
             kept = [item for item in self.waiting if item[0] is not future]
             found = len(kept) < len(self.waiting)
@@ -60,7 +60,7 @@ class Lane:
             return found
 
     def give_way(self, seconds: float) -> None:
-        """Wait until this lane has nothing to do, not longer than so many seconds."""
+        """Wait until the queue is empty, at most the given number of seconds."""
         with self._change:
             self._change.wait_for(lambda: not (self.busy or self.waiting), seconds)
 

@@ -1,1 +1,1 @@
-"""Results as files: tables for programs, a page for people that needs nothing but itself."""
+"""Results as files: tables for programs, and a self-contained HTML page."""

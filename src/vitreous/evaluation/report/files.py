@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous._support.files import write_whole
 from vitreous._support.statistics import LEVEL, TIMES, Summary
+from vitreous._support.words import finite
 from vitreous.attribution import plain
 from vitreous.version import VERSION
 
@@ -30,7 +30,7 @@ FIELDS = ("image", "label", "target", "method", "metric", "value", "seconds", "n
 
 
 class Log:
-    """Rows on disk while a run goes on: what was finished is there whatever happens."""
+    """Appends rows to a file during a run, so that finished work survives any interruption."""
 
     def __init__(self, board: Board, folder: Path) -> None:
         self.board, self.path = board, folder / PARTIAL
@@ -47,7 +47,7 @@ class Log:
 
 
 def write_all(board: Board, folder: Path) -> list[Path]:
-    """Each file whole or not at all; the page last, for it is the one people look at."""
+    """Write every file atomically, the page last."""
     from vitreous.evaluation.report.leaderboard import page
 
     summary = board.summary()
@@ -65,7 +65,7 @@ def write_all(board: Board, folder: Path) -> list[Path]:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]], fields: Iterable[str] | None = None, head: bool = True) -> str:
-    """Rows as CSV; the names of the columns are the first row's."""
+    """Rows as CSV; columns are named as in the first row unless given."""
     listed = list(rows)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(fields or (listed[0] if listed else ())), lineterminator="\n")
@@ -119,15 +119,15 @@ def summary_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
             **about,
             "metric": metric,
             "better": summary.better[k],
-            "mean": number(summary.mean[m, k]),
-            "low": number(summary.low[m, k]),
-            "high": number(summary.high[m, k]),
+            "mean": finite(summary.mean[m, k]),
+            "low": finite(summary.low[m, k]),
+            "high": finite(summary.high[m, k]),
             "images": int(summary.count[m, k]),
-            "gain_over_random": number(summary.gain[m, k]),
-            "gain_low": number(summary.gain_low[m, k]),
-            "gain_high": number(summary.gain_high[m, k]),
+            "gain_over_random": finite(summary.gain[m, k]),
+            "gain_low": finite(summary.gain_low[m, k]),
+            "gain_high": finite(summary.gain_high[m, k]),
             "pairs": int(summary.pairs[m, k]),
-            "rank": number(summary.rank[m, k]),
+            "rank": finite(summary.rank[m, k]),
         }
         for m, about in zip(summary.order, method_rows(board, summary))
         for k, metric in enumerate(summary.metrics)
@@ -140,9 +140,9 @@ def method_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
     return [
         {
             "method": name,
-            "mean_rank": number(summary.mean_rank[m]),
-            "seconds": number(costs[name].seconds) if name in costs else None,
-            "forwards": number(costs[name].ratio) if name in costs else None,
+            "mean_rank": finite(summary.mean_rank[m]),
+            "seconds": finite(costs[name].seconds) if name in costs else None,
+            "forwards": finite(costs[name].ratio) if name in costs else None,
             "verdict": summary.verdict(m),
         }
         for m in summary.order
@@ -178,7 +178,7 @@ def told(board: Board, summary: Summary) -> dict[str, Any]:
             "metrics": {name: plain(asked.values) for name, asked in plan.metrics.items()},
         },
         "finished": board.finished,
-        "forward_seconds": number(board.forward),
+        "forward_seconds": finite(board.forward),
         "judged": [metric for metric, judged in zip(summary.metrics, summary.judged) if judged],
         "methods": method_rows(board, summary),
         "table": [{key: row[key] for key in row if key not in OF_METHODS} for row in summary_rows(board, summary)],
@@ -196,8 +196,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def number(value: float) -> float | None:
-    """JSON knows no NaN."""
-    return float(value) if math.isfinite(value) else None

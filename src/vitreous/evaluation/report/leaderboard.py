@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from vitreous._support.statistics import FEW, LEVEL, Summary
+from vitreous._support.templates import render
 from vitreous.attribution import plain
-from vitreous.evaluation.report.page import data_uri, inline_svg, shade, shell, text
+from vitreous.evaluation.report.page import HOME, data_uri, inline_svg, shade, whole_page
 from vitreous.plot.colour import is_control, is_level, limits, line_colour
-from vitreous.plot.curves import Curve, curves_figure
+from vitreous.plot.curves import curves_figure
 from vitreous.plot.overlay import overlay
 from vitreous.plot.panel import changed_options
 from vitreous.plot.sheet import compact
-from vitreous.version import VERSION
 
 if TYPE_CHECKING:
     from vitreous.attribution import Attribution
@@ -24,32 +25,43 @@ if TYPE_CHECKING:
 
 WIDE, HIGH = 96, 18  # pixels of an interval
 SIGNS = {1: ("▲", "better", "better than random"), -1: ("▼", "worse", "worse than random"), 0: ("", "unclear", "")}
-THUMB = 264  # pixels of an example: twice what is seen
 SHARE = "share of the patches"
 
 
 def page(board: Board, summary: Summary) -> str:
-    """The whole page; it asks nothing of the network."""
-    foot = f"<footer>vitreous {VERSION}</footer>"
-    return shell(f"{board.about.name}: which method to believe", f"{body(board, summary)}\n{making(board)}\n{foot}")
+    """The whole page; it works offline."""
+    title = f"{board.about.name}: which method to believe"
+    return whole_page("leaderboard.html.j2", title=title, making=making(board), **shown(board, summary))
 
 
-def body(board: Board, summary: Summary) -> str:
-    """Everything but how it was made."""
-    parts = (head(board, summary), table(board, summary), curves(board), examples(board, summary), troubles(board))
-    return "\n".join(part for part in parts if part)
+def body(board: Board, summary: Summary) -> Markup:
+    """Everything but how it was made, for the page of a study."""
+    return render(HOME, "leaderboard_body.html.j2", **shown(board, summary))
 
 
-def head(board: Board, summary: Summary) -> str:
+def shown(board: Board, summary: Summary) -> dict[str, Any]:
+    """The values of the template."""
     done = int(board.done.sum())
-    told = [board.about.name, board.data.source, f"{done} image{'' if done == 1 else 's'}"]
+    about = [board.about.name, board.data.source, f"{done} image{'' if done == 1 else 's'}"]
     if board.accuracy is not None:
-        told.append(f"the model is right on {board.accuracy:.0%} of the labelled ones")
-    warned = "".join(f'<p class="warn">{text(note)}</p>' for note in board.notes())
-    return (
-        f"<header><h1>Which method to believe</h1>\n<p class=quiet>{text(' · '.join(told))}</p>\n"
-        f"<p class=lead>{text(conclusion(summary))}</p>\n{warned}</header>"
-    )
+        about.append(f"the model is right on {board.accuracy:.0%} of the labelled ones")
+    metrics = [
+        {"name": name, "better": better, "summary": board.plan.metrics[name].declared.summary}
+        for name, better in zip(summary.metrics, summary.better)
+    ]
+    return {
+        "about": about,
+        "conclusion": conclusion(summary),
+        "notes": board.notes(),
+        "level": f"{LEVEL:.0%}",
+        "control": summary.control,
+        "aside": [metric for metric, judged in zip(summary.metrics, summary.judged) if not judged],
+        "metrics": metrics,
+        "rows": [row(board, summary, m) for m in summary.order],
+        "curves": curves(board),
+        **examples(board, summary),
+        "failures": board.failures(),
+    }
 
 
 def conclusion(summary: Summary) -> str:
@@ -73,75 +85,49 @@ def conclusion(summary: Summary) -> str:
 # ---------------------------------------------------------------------------------------------------------- the table
 
 
-def table(board: Board, summary: Summary) -> str:
-    """Methods by mean rank; every metric with its interval drawn on the metric's own scale."""
-    aside = [metric for metric, judged in zip(summary.metrics, summary.judged) if not judged]
-    note = (
-        f"Means with {LEVEL:.0%} bootstrap intervals over images; the thin line is {summary.control}. "
-        "▲ better and ▼ worse than it: the interval of the paired difference leaves zero out, each on its own. "
-        "Cost: in plain forward passes of the same batch."
-    )
-    if aside:
-        note += f" Outside ranks and verdicts, for they describe a map but cannot tell a right one: {', '.join(aside)}."
-    heads = "".join(metric_head(board, summary, k) for k in range(len(summary.metrics)))
-    rows = "\n".join(row(board, summary, m) for m in summary.order)
-    return (
-        f"<section><h2>Leaderboard</h2>\n<p class=quiet>{text(note)}</p>\n<div class=scroll tabindex=0>"
-        "<table class=board><thead><tr><th scope=col>method<th scope=col class=number>mean rank"
-        f"<th scope=col class=number>cost<small>× forward</small>{heads}</tr></thead>\n"
-        f"<tbody>\n{rows}\n</tbody></table></div></section>"
-    )
+def row(board: Board, summary: Summary, m: int) -> dict[str, Any]:
+    """A method: what it costs, its rank, and each metric with its interval on the metric's own scale."""
+    name, rank = summary.methods[m], summary.mean_rank[m]
+    cost, why = board.costs().get(name), board.refused.get((name, ""))
+    return {
+        "name": name,
+        "is_control": is_control(name),
+        "colour": shade(line_colour(name)),
+        "verdict": summary.verdict(m) if why is None else f"could not be measured: {why}",
+        "rank": "–" if np.isnan(rank) else f"{rank:.1f}",
+        "cost": None if cost is None else f"{cost.ratio:.1f}",
+        "seconds": None if cost is None else compact(cost.seconds),
+        "cells": [cell(summary, m, k) for k in range(len(summary.metrics))],
+    }
 
 
-def metric_head(board: Board, summary: Summary, k: int) -> str:
-    metric = board.plan.metrics[summary.metrics[k]]
-    return (
-        f'<th scope=col title="{text(metric.declared.summary)}">{text(summary.metrics[k])}'
-        f"<small>{summary.better[k]} is better</small>"
-    )
-
-
-def row(board: Board, summary: Summary, m: int) -> str:
-    name = summary.methods[m]
-    cost = board.costs().get(name)
-    rank = summary.mean_rank[m]
-    why = board.refused.get((name, ""))
-    said = summary.verdict(m) if why is None else f"could not be measured: {why}"
-    kind = " class=control" if is_control(name) else ""
-    cells = "".join(f"<td>{cell(summary, m, k)}" for k in range(len(summary.metrics)))
-    price = "–" if cost is None else f'<span title="{compact(cost.seconds)} s an image">{cost.ratio:.1f}</span>'
-    return (
-        f'<tr{kind}><td><span class=dot style="background:{shade(line_colour(name))}"></span>'
-        f"<span class=name>{text(name)}</span><small>{text(said)}</small>"
-        f"<td class=number>{'–' if np.isnan(rank) else f'{rank:.1f}'}<td class=number>{price}{cells}</tr>"
-    )
-
-
-def cell(summary: Summary, m: int, k: int) -> str:
-    """The mean, its interval, and whether it beats the control."""
-    mean, low, high = summary.mean[m, k], summary.low[m, k], summary.high[m, k]
+def cell(summary: Summary, m: int, k: int) -> dict[str, Any] | None:
+    """The mean, its interval, and whether it beats the control; None without a value."""
+    mean, low, high, count = (table[m, k] for table in (summary.mean, summary.low, summary.high, summary.count))
     if np.isnan(mean):
-        return "<span class=unclear>–</span>"
-    mark, kind, words = SIGNS[int(summary.effect[m, k])]
+        return None
 
     def number(value: float) -> str:
         return summary.spell(float(value), k)
 
-    told = f"{number(mean)}" + ("" if np.isnan(low) else f" [{number(low)}, {number(high)}]")
-    told += f", {summary.count[m, k]} images"
+    told = f"{number(mean)}" + ("" if np.isnan(low) else f" [{number(low)}, {number(high)}]") + f", {count} images"
     if summary.methods[m] != summary.control and summary.pairs[m, k] > 1:
         ends = f"[{number(summary.gain_low[m, k])}, {number(summary.gain_high[m, k])}]"
         told += f"; better than {summary.control} by {number(summary.gain[m, k])} {ends}, {summary.pairs[m, k]} pairs"
-    few = int(summary.count[m].max())
-    missing = f"<small>{summary.count[m, k]} of {few}</small>" if summary.count[m, k] < few else ""
-    sign = f' <span class={kind} title="{words}">{mark}</span>' if mark else ""
-    return (
-        f'<div class=cell title="{text(told)}">{bar(summary, m, k)}'
-        f"<span class=value>{number(mean)}{sign}{missing}</span></div>"
-    )
+    most = int(summary.count[m].max())
+    mark, kind, words = SIGNS[int(summary.effect[m, k])]
+    return {
+        "told": told,
+        "value": number(mean),
+        "mark": mark,
+        "kind": kind,
+        "words": words,
+        "missing": f"{count} of {most}" if count < most else "",
+        "bar": bar(summary, m, k),
+    }
 
 
-def bar(summary: Summary, m: int, k: int) -> str:
+def bar(summary: Summary, m: int, k: int) -> dict[str, Any]:
     """Mean and interval between the least and the largest of the column; the control as a thin line."""
     ends = np.concatenate([summary.low[:, k], summary.high[:, k], summary.mean[:, k]])
     least, most = float(np.nanmin(ends)), float(np.nanmax(ends))
@@ -149,80 +135,56 @@ def bar(summary: Summary, m: int, k: int) -> str:
     def x(value: float) -> float:
         return 4 + (WIDE - 8) * ((value - least) / (most - least) if most > least else 0.5)
 
-    colour = shade(line_colour(summary.methods[m]))
-    mean, low, high = summary.mean[m, k], summary.low[m, k], summary.high[m, k]
-    control = summary.mean[summary.methods.index(summary.control), k]
-    middle = HIGH / 2
-    drawn = [f'<line x1="0" x2="{WIDE}" y1="{middle}" y2="{middle}" stroke="var(--bar)"/>']
-    if np.isfinite(control):
-        drawn.append(
-            f'<line x1="{x(control):.1f}" x2="{x(control):.1f}" y1="1" y2="{HIGH - 1}" stroke="var(--c8a8f98)"/>'
-        )
-    if np.isfinite(low):
-        where = f'x="{x(low):.1f}" y="{middle - 3}" width="{max(1.0, x(high) - x(low)):.1f}" height="6" rx="3"'
-        drawn.append(f'<rect {where} fill="{colour}" opacity="0.35"/>')
-    drawn.append(f'<circle cx="{x(mean):.1f}" cy="{middle}" r="3" fill="{colour}"/>')
-    return f'<svg width="{WIDE}" height="{HIGH}" viewBox="0 0 {WIDE} {HIGH}" aria-hidden="true">{"".join(drawn)}</svg>'
+    low, high = float(summary.low[m, k]), float(summary.high[m, k])
+    control = float(summary.mean[summary.methods.index(summary.control), k])
+    return {
+        "wide": WIDE,
+        "high": HIGH,
+        "colour": shade(line_colour(summary.methods[m])),
+        "mean": f"{x(float(summary.mean[m, k])):.1f}",
+        "control": f"{x(control):.1f}" if np.isfinite(control) else None,
+        "low": f"{x(low):.1f}" if np.isfinite(low) else None,
+        "width": f"{max(1.0, x(high) - x(low)):.1f}",
+    }
 
 
 # ----------------------------------------------------------------------------------------------- curves and examples
 
 
-def curves(board: Board) -> str:
+def curves(board: Board) -> list[dict[str, Any]]:
+    """The mean curves of every metric that has some."""
     drawn = []
     for metric, asked in board.plan.metrics.items():
-        kept = {name: board.curves[name, metric] for name in board.methods if (name, metric) in board.curves}
-        shown = {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
-        if shown:
-            places = [place for one in shown.values() for place in one.at]
+        if lines := board.mean_curves(metric):
+            places = [place for one in lines.values() for place in one.at]
             across = SHARE if 0 <= min(places) and max(places) <= 1 else ""
             better = asked.declared.direction(asked.values)
-            figure = curves_figure(shown, metric, better=better, across=across, up="mean of all images")
-            caption = f"<figcaption>{text(asked.declared.summary)}</figcaption>"
-            drawn.append(f"<figure>{inline_svg(figure, f'curves of {metric}')}{caption}</figure>")
-    note = f"Lines are means over images, bands their {LEVEL:.0%} intervals; controls are grey."
-    inside = "\n".join(drawn)
-    return (
-        f"<section><h2>Curves</h2>\n<p class=quiet>{note}</p>\n<div class=curves>{inside}</div></section>"
-        if drawn
-        else ""
-    )
+            figure = curves_figure(lines, metric, better=better, across=across, up="mean of all images")
+            drawn.append({"drawn": inline_svg(figure, f"curves of {metric}"), "summary": asked.declared.summary})
+    return drawn
 
 
-def examples(board: Board, summary: Summary) -> str:
+def examples(board: Board, summary: Summary) -> dict[str, Any]:
     """A few images × methods, in the order of the table."""
-    shown = [board.examples[n] for n in sorted(board.examples) if board.examples[n].maps]
+    chosen = [board.examples[n] for n in sorted(board.examples) if board.examples[n].maps]
     names = [summary.methods[m] for m in summary.order]
-    names = [name for name in names if any(name in one.maps for one in shown)]
-    if not names:
-        return ""
-    heads = "".join(f"<th scope=col>{text(name)}<small>{text(changed(shown, name))}</small>" for name in names)
-    rows = "\n".join(example(one, names) for one in shown)
-    note = "Best mean rank first. Signed maps: orange is evidence, blue speaks against; limits are each map's own."
-    return (
-        f"<section><h2>Examples</h2>\n<p class=quiet>{note}</p>\n<div class=scroll tabindex=0><table class=maps>"
-        f"<thead><tr><th scope=col>image{heads}</tr></thead>\n<tbody>{rows}</tbody></table></div></section>"
-    )
+    names = [name for name in names if any(name in one.maps for one in chosen)]
+    options = [next(changed_options(one.maps[name]) for one in chosen if name in one.maps) for name in names]
+    return {"example_methods": list(zip(names, options)), "examples": [example(one, names) for one in chosen if names]}
 
 
-def changed(shown: Iterable[Example], name: str) -> str:
-    return next(changed_options(one.maps[name]) for one in shown if name in one.maps)
+def example(one: Example, names: Iterable[str]) -> dict[str, Any]:
+    maps = [drawn_map(one, name) if name in one.maps else None for name in names]
+    return {"photo": data_uri(one.photo), "name": one.name, "target": one.target, "maps": maps}
 
 
-def example(one: Example, names: Iterable[str]) -> str:
-    photo = f'<img src="{data_uri(one.photo)}" alt="{text(one.name)}">'
-    cells = [f"<td>{photo}<small>{text(one.name)}</small><small>{text(one.target)}</small>"]
-    for name in names:
-        if name in one.maps:
-            map = one.maps[name]
-            values = map.map[0].numpy()
-            ends = limits(values, map.signed, is_level(map.method))
-            drawn = overlay(values, one.photo, map.signed, limits=ends, control=is_control(name))
-            said = f"{name}, {in_words(map)}"
-            cells.append(f'<td><img src="{data_uri(drawn)}" alt="{text(said)}" title="{text(said)}">')
-        else:
-            cells.append("<td class=none>no map")
-    return f"<tr>{''.join(cells)}</tr>"
+def drawn_map(one: Example, name: str) -> dict[str, str]:
+    """A map on its image, and what it shows in words."""
+    map = one.maps[name]
+    values = map.map[0].numpy()
+    ends = limits(values, map.signed, is_level(map.method))
+    drawn = overlay(values, one.photo, map.signed, limits=ends, control=is_control(name))
+    return {"drawn": data_uri(drawn), "said": f"{name}, {in_words(map)}"}
 
 
 def in_words(attribution: Attribution) -> str:
@@ -236,27 +198,14 @@ def in_words(attribution: Attribution) -> str:
     return f"highest at the {where}: {compact(float(map[y, x]))}"
 
 
-def troubles(board: Board) -> str:
-    failed = board.failures()
-    if not failed:
-        return ""
-    listed = "\n".join(f"<li>{text(said)}</li>" for said in failed)
-    return f"<section><h2>What could not be measured</h2>\n<ul>{listed}</ul></section>"
-
-
-def making(board: Board) -> str:
-    """Every setting, and the words of the verdicts."""
+def making(board: Board) -> list[str]:
+    """Every setting, line by line."""
     about, plan = board.about, board.plan
-    lines = [
+    return [
         f"model    {about.name} on {about.device}, {about.size[0]}×{about.size[1]}",
-        f"data     {board.data.source}: {len(board.data)} pictures, {int(board.done.sum())} measured",
+        f"data     {board.data.source}: {len(board.data)} images, {int(board.done.sum())} measured",
         f"target   {plan.target if plan.target is not None else 'the label where it is known, else top-1'}",
         f"seed     {plan.seed}",
         *(f"method   {name} {json.dumps(plain(asked.values))}" for name, asked in plan.methods.items()),
         *(f"metric   {name} {json.dumps(plain(asked.values))}" for name, asked in plan.metrics.items()),
     ]
-    return (
-        f"<section><h2>How it was made</h2>\n<pre>{text(chr(10).join(lines))}</pre>\n"
-        "<p class=quiet>leaderboard.parquet: every value; leaderboard.csv: the table; leaderboard.json: all settings; "
-        "curves.parquet: the mean curves.</p></section>"
-    )

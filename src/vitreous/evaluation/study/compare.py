@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from vitreous.errors import OptionError
 from vitreous.evaluation.study.comparison import Agreement
+from vitreous.evaluation.study.comparison_findings import findings_of
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Outcome, Rows, Scene, Settings
 from vitreous.evaluation.study.maps import Maps, pick_methods
-from vitreous.evaluation.study.published_claims import findings_of
 from vitreous.metrics.complexity.sparsity import share_of_little
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from vitreous.errors import InputError
 from vitreous.metrics.complexity.sparsity import share_of_little
-from vitreous.plot.pairs import Bin
-
-if TYPE_CHECKING:
-    pass
+from vitreous.plot.cdam_by_attention import Bin
 
 NOTHING = 0.05  # of the largest score: less counts as nothing
 ROUNDING = 4 * float(np.finfo(np.float32).eps)  # of the largest score: a map that varies less is constant
@@ -54,7 +51,7 @@ class Agreement:
         self._rows: list[tuple[int, np.ndarray]] = []  # an image's fingerprint, its numbers
 
     def add(self, maps: Scores) -> None:
-        """One image: each method's scores; a row that is not all numbers is a map that failed."""
+        """Add one image with each method's scores; a row with NaN or infinity is a map that failed."""
         if len(maps) != len(self.methods) or not maps.shape[1]:
             raise InputError(f"maps {list(maps.shape)}: give [{len(self.methods)}, tokens], a row for each method")
         scores = np.ascontiguousarray(maps, np.float64)
@@ -93,7 +90,7 @@ class Agreement:
 
     @property
     def series(self) -> dict[Key, Float[np.ndarray, "N"]]:
-        """One number per image, in an order that does not depend on the order of adding."""
+        """One number per image, in an order that does not depend on the order in which images were added."""
         pairs = list(combinations(self.methods, 2))
         keys: list[Key] = [("r", *pair) for pair in pairs] + [("same", *pair) for pair in pairs]
         keys += [("sparsity", name) for name in self.methods] + [("dimmed", name) for name in self.methods]
@@ -102,7 +99,7 @@ class Agreement:
 
 
 def relative(scores: Scores) -> Scores:
-    """s / max |s|; a map of zeros stays."""
+    """s / max |s|; a map of zeros stays zero."""
     most = np.abs(scores).max(1, keepdims=True)
     return np.asarray(scores / np.where(most > 0, most, 1))
 
@@ -113,10 +110,11 @@ def sparsity(scores: Scores) -> Float[np.ndarray, "M"]:
 
 
 def correlation(scores: Scores, varied: There) -> Square:
-    """Pearson's r between the rows; none for those that do not vary."""
-    off = scores - scores.mean(1, keepdims=True)
-    off /= np.where(varied, np.linalg.norm(off, axis=1), 1)[:, None]
-    return np.where(np.outer(varied, varied), np.clip(off @ off.T, -1, 1), np.nan)
+    """Pearson's r between the rows; NaN for rows that do not vary."""
+    found = np.full((len(scores), len(scores)), np.nan)
+    if varied.any():
+        found[np.ix_(varied, varied)] = np.corrcoef(scores[varied])
+    return found
 
 
 class Pooled:
@@ -132,7 +130,7 @@ class Pooled:
         self._spread, self._shared = np.zeros(square), np.zeros(square)
 
     def add(self, scores: Scores, there: There) -> None:
-        """One image; methods that are not there are left out of their pairs."""
+        """Add one image; missing methods are left out of their pairs."""
         both, tokens = np.outer(there, there), scores.shape[1]
         with np.errstate(over="ignore", invalid="ignore"):
             means = scores.mean(1, keepdims=True)
@@ -165,7 +163,7 @@ class Signs:
         self.against, self.score, self.above = np.zeros(square), np.zeros(square), np.zeros(square)
 
     def add(self, scaled: Scores, there: There) -> Square:
-        """One image; the share of equal signs in it."""
+        """Add one image; return the share of equal signs in it."""
         up, down = ((sign * scaled >= NOTHING).astype(np.float64) for sign in (1, -1))
         both_up, both_down, apart = up @ up.T, down @ down.T, up @ down.T
         self.both_up += both_up
@@ -186,13 +184,13 @@ class Signs:
 
     @property
     def chance(self) -> Square:
-        """What two methods would agree on that give as many signs of each kind, but anywhere."""
+        """The agreement expected by chance: as many signs of each kind, placed at random."""
         up = share(self.both_up + self.apart, self.tokens)
         return np.asarray(up * up.T + (1 - up) * (1 - up.T))
 
 
 def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Not a number of nothing."""
+    """part / whole; NaN where the whole is zero."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
 
 
@@ -207,7 +205,7 @@ class Bins:
         self.lowest = math.inf
 
     def add(self, attention: Float[np.ndarray, "n"], cdam: Float[np.ndarray, "n"]) -> None:
-        """One image's sizes on the scale 0…1; a map of zeros (or one that failed) tells nothing."""
+        """Add one image's magnitudes in 0…1; a map of zeros (or one that failed) is ignored."""
         if not attention.any() or not cdam.any():
             return
         rows = len(EDGES) + 1
@@ -251,7 +249,7 @@ class Bins:
 
 
 def quantile(levels: Int[np.ndarray, "F"], part: float) -> float:
-    """From a histogram over 0…1, as if the values of a step lay evenly in it."""
+    """A quantile from a histogram over 0…1, assuming values spread evenly within a bin."""
     if not levels.any():
         return math.nan
     reached, wanted = np.cumsum(levels), part * levels.sum()
@@ -260,7 +258,7 @@ def quantile(levels: Int[np.ndarray, "F"], part: float) -> float:
 
 
 class Sample:
-    """The tokens with the lowest lots: a fair sample of all, the same in whatever order images come."""
+    """A fair sample of all tokens: those with the lowest random numbers, whatever the order of the images."""
 
     def __init__(self, methods: int, most: int = SAMPLE) -> None:
         self.most, self._limit, self._waiting = most, math.inf, 0
@@ -268,7 +266,7 @@ class Sample:
         self._tokens = [np.zeros((methods, 0), np.float32)]
 
     def add(self, tokens: Scores, lots: Float[np.ndarray, "n"]) -> None:
-        """One image's tokens, each with its lot."""
+        """Add one image's tokens, each with its random number."""
         low = lots < self._limit
         self._lots.append(lots[low])
         self._tokens.append(tokens[:, low].astype(np.float32))

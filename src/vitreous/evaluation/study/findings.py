@@ -1,4 +1,4 @@
-"""What a study tells: a sentence that leads, more of them, tables and charts; read by the terminal and the report."""
+"""The findings of a study: a leading sentence, more sentences, tables and charts, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A figure, drawn when it is wanted; saved under its name as PNG and SVG."""
+    """A figure that is drawn on demand and saved under its name as PNG and SVG."""
 
     name: str  # of the files: similarity-by-layer
     title: str
@@ -22,7 +22,7 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of words and numbers, already spelled; the first column names the row."""
+    """Rows of formatted words and numbers; the first column names the row."""
 
     title: str
     head: Sequence[str]

@@ -1,4 +1,4 @@
-"""What all studies have in common: a kind says what it computes of a batch, and what the rows of all batches tell."""
+"""What all studies share: a kind defines what is computed for a batch and what the rows of all batches show."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow
+    from markupsafe import Markup
 
     from vitreous.evaluation.study.findings import Findings
     from vitreous.models.model import Model
@@ -46,7 +47,7 @@ class Scene:
 
 @dataclass(eq=False)
 class Outcome:
-    """What one method gave on one batch."""
+    """The result of one method on one batch."""
 
     values: dict[str, Sequence[Any]] = field(default_factory=dict)  # by column, one for each image
     map: np.ndarray | None = None  # [B h w]
@@ -81,7 +82,7 @@ class Rows(Protocol):
 
 
 class Kind(ABC):
-    """A frozen dataclass whose fields are all its options, as JSON can hold them."""
+    """A frozen dataclass whose fields are its options, as JSON can hold them."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -109,18 +110,18 @@ class Kind(ABC):
 
     @abstractmethod
     def findings(self, study: Rows) -> Findings:
-        """What the rows of one model tell."""
+        """The findings from the rows of one model."""
 
-    def body(self, study: Rows) -> str | None:
-        """Its own page of one model, where tables and charts are not enough."""
+    def body(self, study: Rows) -> Markup | None:
+        """A page of its own for one model, where tables and charts are not enough."""
         return None
 
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Columns that only all rows together tell."""
+        """Add columns that depend on all rows together."""
         return table
 
     def check(self, model: Model) -> list[str]:
-        """Raise where this cannot work on a model; else what a reader should know."""
+        """Raise where this cannot work on a model; otherwise return notes for the reader."""
         return []
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from vitreous._support.statistics import Moments, Summary
+from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, measure_method
 from vitreous.evaluation.leaderboard import Scene as Measuring
@@ -23,12 +26,11 @@ from vitreous.evaluation.study.maps import check_methods
 from vitreous.images.dataset import Data, Sample
 from vitreous.images.readers import from_jpeg
 from vitreous.models.model import Model
-from vitreous.plot.curves import Curve, curves_figure
+from vitreous.plot.curves import curves_figure
 from vitreous.registry import METHODS, METRICS
 
 if TYPE_CHECKING:
     import pyarrow
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,12 @@ class Leaderboard(Kind):
         return {name: self.outcome(measure_method(plan, own, name), scene, told) for name in self.chosen}
 
     def outcome(self, found: Found, scene: Scene, told: dict[str, Any]) -> Outcome:
-        """A row's values, curves and reasons; the map only of examples."""
+        """The values, curves and reasons of a row; maps are kept for examples only."""
         count = len(scene.trace)
         made = Outcome(seconds=found.seconds * count, told=dict(told))
         reasons: list[dict[str, str]] = [{} for _ in range(count)]
         for k, metric in enumerate(self.metrics):
-            made.values[metric] = [float(v) if np.isfinite(v) else None for v in found.values[k]]
+            made.values[metric] = finite(found.values[k])
             measured = found.curves.get(metric)
             curves = [None] * count if measured is None or measured.curve is None else list(measured.curve.numpy())
             made.values[f"{metric}_curve"] = curves
@@ -122,10 +124,10 @@ class Leaderboard(Kind):
         numbers = {asked: means(summary) for asked, (_, summary) in boards.items()}
         return Findings(conclusion(first), told, tables, charts, numbers)
 
-    def body(self, study: Rows) -> str:
+    def body(self, study: Rows) -> Markup:
         from vitreous.evaluation.report.leaderboard import body
 
-        return "\n".join(body(board, board.summary()) for _, board in boards_of(self, study))
+        return Markup("\n").join(body(board, board.summary()) for _, board in boards_of(self, study))
 
 
 def boards_of(kind: Leaderboard, study: Rows) -> Iterator[tuple[str, Board]]:
@@ -162,7 +164,7 @@ KEYS = ["image", "label", "prediction", "asked", "target", "method", "error"]
 
 
 def pictures_of(study: Rows) -> tuple[Data, dict[str, int]]:
-    """The pictures of the finished shards, and their places."""
+    """The images of the finished shards, and their positions."""
     labels: dict[str, int | None] = {}
     for table in study.tables(["image", "label"]):
         labels.update(zip(table["image"].to_pylist(), table["label"].to_pylist()))
@@ -171,7 +173,7 @@ def pictures_of(study: Rows) -> tuple[Data, dict[str, int]]:
 
 
 def fill(board: Board, row: dict[str, Any], place: int, at: dict[str, Any]) -> None:
-    """One row's values into the board."""
+    """Copy the values of one row into the board."""
     m = board.methods.index(row["method"])
     if row["error"] is not None:
         board.skipped[place] = row["error"]
@@ -194,7 +196,7 @@ def fill(board: Board, row: dict[str, Any], place: int, at: dict[str, Any]) -> N
 
 
 def add_examples(board: Board, study: Rows, places: dict[str, int], asked: str | None) -> None:
-    """A few images with all maps."""
+    """Add a few images with all their maps."""
     photos = {one.name: one.photo for one in study.examples()}
     chosen = [list(photos)[round(i)] for i in np.linspace(0, len(photos) - 1, min(EXAMPLES, len(photos)))]
     for row, parts in study.parts():
@@ -233,25 +235,14 @@ def charts_of(board: Board, after: str) -> list[Chart]:
     """The mean curves of every metric that has some."""
     found = []
     for metric, asked in board.plan.metrics.items():
-        kept = {name: board.curves[name, metric] for name in board.methods if (name, metric) in board.curves}
-        shown = {name: Curve(one.at, one.mean, *one.interval) for name, one in kept.items() if one.count.any()}
-        if shown:
+        if shown := board.mean_curves(metric):
             better = asked.declared.direction(asked.values)
-
-            def draw(shown: dict[str, Curve] = shown, metric: str = metric, better: Any = better) -> Figure:
-                return curves_figure(shown, metric, better=better, up="mean of all images")
-
+            draw = partial(curves_figure, shown, metric, better=better, up="mean of all images")
             ending = after.replace(", target ", "-").replace(" ", "-")
             found.append(Chart(f"{metric}{ending}", f"{metric}{after}", asked.declared.summary, draw))
     return found
 
 
 def means(summary: Summary) -> dict[str, dict[str, float | None]]:
-    """For programs."""
-    return {
-        method: {
-            metric: float(summary.mean[m, k]) if np.isfinite(summary.mean[m, k]) else None
-            for k, metric in enumerate(summary.metrics)
-        }
-        for m, method in enumerate(summary.methods)
-    }
+    """The means by method and metric, for JSON."""
+    return {method: dict(zip(summary.metrics, finite(summary.mean[m]))) for m, method in enumerate(summary.methods)}

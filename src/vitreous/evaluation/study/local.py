@@ -1,4 +1,4 @@
-"""The engine for one machine: processes read pictures, this one computes, a thread writes; nobody waits for another."""
+"""The engine for one machine: processes read images, this process computes and a thread writes, all at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_local(
     loaded: Model | None = None,
     tick: Tick = ignore,
 ) -> None:
-    """Compute and store shards; `tick` is told how many images more are done."""
+    """Compute and store shards; `tick` is called with the number of images done since the last call."""
     with Writer(store) as writer:
         for number, mine in groupby(shards, lambda shard: shard.model):
             last = loaded is not None and number == len(recipe.sources) - 1
@@ -45,7 +45,7 @@ def run_local(
 def compute(
     recipe: Recipe, model: Model, shards: list[Shard], workers: int | None, tick: Tick = ignore
 ) -> Iterator[tuple[Shard, pyarrow.Table]]:
-    """Shards of one model, one after the other; the readers run ahead over their borders."""
+    """Compute the shards of one model in order; readers run ahead across shard borders."""
     groups = [shard.groups(recipe.batch) for shard in shards]
     samples = {shard.first + i: sample for shard in shards for i, sample in enumerate(shard.samples)}
     shown = frozenset().union(*(shard.shown for shard in shards))
@@ -60,14 +60,14 @@ def compute(
 
 
 def told(stream: Iterator[Loaded], groups: list[list[int]], tick: Tick) -> Iterator[Loaded]:
-    """The stream, counted as its batches are done."""
+    """The stream, with `tick` called for each finished batch."""
     for loaded, numbers in zip(stream, groups):
         yield loaded
         tick(len(numbers))
 
 
 class Writer:
-    """Writes tables in a thread; what goes wrong there is raised where the next table is handed over."""
+    """Writes tables in a thread; an error there is raised at the next table."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -79,7 +79,7 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """What was finished is written, also when something else failed."""
+        """Write what was finished, even after an error elsewhere."""
         if self._thread.ident is not None:
             self._tables.put(None)
             self._thread.join()

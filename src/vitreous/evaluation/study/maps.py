@@ -62,7 +62,7 @@ class Maps(Kind):
 def pick_methods(
     given: str | Sequence[str] | None, usual: Sequence[str], settings: Settings
 ) -> dict[str, dict[str, Any]]:
-    """Names with all their options, checked; what is set for a method that is not asked for is an error."""
+    """The chosen methods with all their options, checked; options for a method that was not chosen are an error."""
     from vitreous.evaluation.plan import listed
 
     words = list(usual) if given is None else listed(given)
@@ -74,7 +74,7 @@ def pick_methods(
 
 
 def check_methods(chosen: Collection[str], model: Model) -> list[str]:
-    """What cannot work on this model; an error where nothing can."""
+    """Notes about methods that cannot work on this model; an error if none can."""
     reasons = {name: why_not(model.layout, model.name, METHODS[name]) for name in chosen}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
     if all(name in refused or is_control(name) for name in chosen) and refused:
@@ -83,7 +83,7 @@ def check_methods(chosen: Collection[str], model: Model) -> list[str]:
 
 
 def run_method(scene: Scene, name: str, values: Mapping[str, Any]) -> Outcome:
-    """One method's maps of a batch, or why there are none; too little memory is for someone else to solve."""
+    """One method's maps of a batch, or why there are none; out-of-memory errors are passed on."""
     declared = METHODS[name]
     try:
         target = scene.target if declared.targeted else None
@@ -96,7 +96,7 @@ def run_method(scene: Scene, name: str, values: Mapping[str, Any]) -> Outcome:
 
 
 def summary(study: Rows, kind: Kind) -> Findings:
-    """What is there: methods, maps, failures."""
+    """How many maps each method has, and how many failed."""
     counts = study.counts()
     rows = [(name, str(done), str(failed)) for name, (done, failed) in counts.items()]
     done = sum(done for done, _ in counts.values())

@@ -28,7 +28,7 @@ RETRIES = 3  # times that a shard is computed again when its actor dies
 
 
 class Worker:
-    """Computes shards, one model at a time; lives in a process of Ray's."""
+    """A Ray actor that computes shards, one model at a time."""
 
     def __init__(self, recipe: Recipe, study: str, folder: str) -> None:
         with suppress(OSError):
@@ -46,13 +46,13 @@ class Worker:
         return self._model[1]
 
     def run(self, shard: Shard) -> bytes:
-        """A shard's rows, as the file that is stored."""
+        """The rows of a shard, encoded as the file to store."""
         with self._lock:
             model = self.model(shard.model)
         samples = {shard.first + i: sample for i, sample in enumerate(shard.samples)}
         reader = Reader(samples, model.preprocess, shard.shown, masked=self.recipe.kind.masked)
         loaded = in_threads(reader, shard.groups(self.recipe.batch), self.threads)
-        with self._lock:  # pictures of the next shard are read meanwhile
+        with self._lock:  # images of the next shard are read meanwhile
             table = run_shard(self.recipe, model, shard, loaded)
         return encode(table, {"study": self.study, "shard": shard.number})
 
@@ -67,7 +67,7 @@ def run_ray(
     gpus: float = 0.0,
     tick: Tick = ignore,
 ) -> None:
-    """Compute shards on actors, and store them as they come."""
+    """Compute shards on actors and store them as they arrive."""
     ray = needs("ray", "ray")
     with connected(ray, address):
         count = min(workers or usual_actors(ray, gpus), len(shards))
@@ -85,7 +85,7 @@ def run_ray(
 
 
 def results(ray: Any, actors: list[Any], shards: Sequence[Shard]) -> Iterator[tuple[Shard, bytes]]:
-    """Every shard's rows, in the order in which they are ready; each actor has the next shard waiting."""
+    """The rows of every shard as they become ready; each actor has its next shard queued."""
     rest = iter(shards)
     pending: dict[Any, tuple[Any, Shard]] = {}
 
@@ -105,7 +105,7 @@ def results(ray: Any, actors: list[Any], shards: Sequence[Shard]) -> Iterator[tu
 
 
 def received(ray: Any, reference: Any, shard: Shard) -> bytes:
-    """What an actor sent; its errors are ours."""
+    """What an actor sent; its errors are raised here as our own."""
     try:
         content: bytes = ray.get(reference)
         return content
@@ -133,7 +133,7 @@ def cores_each(ray: Any, actors: int) -> int:
 
 @contextmanager
 def connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Ray, as it runs already, at an address, or started here and stopped afterwards."""
+    """Connect to a running Ray, or start one here and stop it afterwards."""
     if ray.is_initialized():
         yield
         return

@@ -1,4 +1,4 @@
-"""What is to be computed: which study, models, pictures and targets, cut into independent shards."""
+"""Plans a study: which models, images and targets, cut into independent shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where a model comes from: a name and files, so that any worker can load it; or a model that is here already."""
+    """Where a model comes from: a name and files that any worker can load, or a model in memory."""
 
     spec: str | None = None
     weights: str | None = None
@@ -53,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A few images for one model: the unit that is computed, stored, lost or found whole."""
+    """A few images for one model: the unit that is computed and stored as a whole."""
 
     number: int
     model: int
@@ -83,7 +83,7 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A recipe, the pictures as each model names their classes, and what makes this study this study."""
+    """A recipe, the images with each model's class labels, and the manifest that identifies the study."""
 
     recipe: Recipe
     data: list[Data]
@@ -99,7 +99,7 @@ class Planned:
         return self.cut(self.manifest["shard"])
 
     def cut(self, size: int) -> list[Shard]:
-        """Shards in the order of the models and the pictures."""
+        """Shards in the order of the models and the images."""
         found: list[Shard] = []
         for model, data in enumerate(self.data):
             found += cut(data, model, size, len(found))
@@ -117,9 +117,9 @@ def plan(
     device: str | None = None,
     choice: dict[str, Any] | None = None,
 ) -> tuple[Planned, Model]:
-    """Check everything that can be checked before hours of work; also the last model, which is loaded already."""
+    """Check everything that can be checked before hours of work; returns the last loaded model too."""
     if not len(data):
-        raise InputError(f"{data.source}: no picture is left to study")
+        raise InputError(f"{data.source}: no image is left to study")
     if not sources:
         raise OptionError("name at least one model")
     notes, labelled, about = list(data.notes), list[Data](), list[dict[str, Any]]()
@@ -144,7 +144,7 @@ def plan(
         "vitreous": VERSION,
     }
     size = shard or shard_size(kind.shard, batch, len(data))
-    rest = {  # how it is cut, where the pictures lie and how they were chosen: told, but it is the same study
+    rest = {  # how it is cut, where the images lie and how they were chosen: told, but it is the same study
         "batch": batch,
         "shard": size,
         "shards": len(sources) * math.ceil(len(data) / size),
@@ -166,7 +166,7 @@ def shard_size(usual: int, batch: int, images: int) -> int:
 
 
 def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
-    """Shards in the order of the pictures; examples are spread evenly."""
+    """Shards in the order of the images; examples are spread evenly."""
     count = len(data)
     shown = {round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count))}
     return [
@@ -182,14 +182,14 @@ def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
 
 
 def unlike(name: str, taken: Sequence[str]) -> str:
-    """A name that no other model of the study has."""
+    """A name that no other model of the study uses."""
     if name not in taken:
         return name
     return next(other for i in range(2, len(taken) + 3) if (other := f"{name} ({i})") not in taken)
 
 
 def describe(model: Model, name: str) -> dict[str, Any]:
-    """What makes a model this model."""
+    """What identifies a model."""
     layout = model.layout
     return {
         "name": name,
@@ -203,7 +203,7 @@ def describe(model: Model, name: str) -> dict[str, Any]:
 
 
 def weights_digest(model: Model) -> str:
-    """Of every number in every tensor."""
+    """A digest of every number in every tensor."""
     told = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(model.module.state_dict().items()):
         told.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -212,7 +212,7 @@ def weights_digest(model: Model) -> str:
 
 
 def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | None]) -> None:
-    """Can every target be found on this model?"""
+    """Raise if a target does not exist on this model."""
     if not kind.targeted:
         return
     trace = Trace(model, torch.zeros(1, 3, *model.size))

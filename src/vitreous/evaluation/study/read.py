@@ -1,4 +1,4 @@
-"""A study read back: tables, maps, examples, and what they tell."""
+"""Reads a study: its tables, maps, examples and findings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ KEYS = ("model", "image", "label", "class", "prediction", "asked", "target", "me
 
 
 def open_study(path: str | Path) -> Study:
-    """A study by its folder, or by the folder it was written to (`--out`), where the last one counts."""
+    """Open a study by its own folder, or the last one in the folder given as `--out`."""
     return Study(find_store(path))
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One image with its photo, and what a figure needs of it."""
+    """An example image, and the arrays that its figure needs."""
 
     name: str
     photo: bytes
@@ -47,7 +47,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The finished part of a study; of all its models, or of one."""
+    """The finished part of a study, for all its models or one."""
 
     store: Store
     model: str = ""  # all of them
@@ -80,13 +80,13 @@ class Study:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is known of its (first) model."""
+        """The manifest's entry of its (first) model."""
         found: dict[str, Any] = next(m for m in self.manifest["models"] if self.model in ("", m["name"]))
         return found
 
     @property
     def images(self) -> int:
-        """How many pictures it is about."""
+        """The number of images."""
         return int(self.manifest["data"]["images"])
 
     @property
@@ -111,7 +111,7 @@ class Study:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The shards that are there."""
+        """The numbers of the finished shards."""
         return [number for number in self.store.done() if number in self.mine]
 
     @property
@@ -128,7 +128,7 @@ class Study:
             yield parquet.ParquetFile(self.store.file(number)).read(columns).replace_schema_metadata(None)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """One row for each image, target and method, in the order of the pictures; maps are read by `maps`."""
+        """One row for each image, target and method, in the order of the images; maps are read by `maps`."""
         import pyarrow as pa
 
         schema = schema_of(self.kind)
@@ -167,7 +167,7 @@ class Study:
                     yield {**row, "map": flat.reshape(shape)}
 
     def groups(self) -> Iterator[dict[str, np.ndarray]]:
-        """Image by image and target by target: every method's scores, one for each patch; not a number: it failed."""
+        """For each image and target, every method's scores per patch; NaN where the method failed."""
         h, w = self.about["grid"]
         for table in self.tables(["image", "asked", "target", "method", "map"]):
             found: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
@@ -178,7 +178,7 @@ class Study:
             yield from found.values()
 
     def examples(self) -> list[Example]:
-        """The images whose photos are kept, one for each."""
+        """The images that are kept as examples."""
         return [Example(row["image"], row.pop("photo"), parts, row) for row, parts in self.parts() if row["photo"]]
 
     def parts(self) -> Iterator[tuple[dict[str, Any], np.ndarray | None]]:
@@ -203,7 +203,7 @@ class Study:
         return {name: (good, bad) for name, (good, bad) in found.items()}
 
     def failed(self) -> dict[str, str]:
-        """The pictures of which some row failed, with the first reason."""
+        """The images with a failed row, and the first reason."""
         found: dict[str, str] = {}
         for table in self.tables(["image", "error"]):
             bad = table.filter(table["error"].is_valid())
@@ -221,7 +221,7 @@ class Study:
         return found
 
     def told(self) -> dict[str, Any]:
-        """What else shards know."""
+        """The metadata of each shard."""
         return {name: value for told in self._heads() for name, value in told["told"].items()}
 
     def _heads(self) -> Iterator[dict[str, Any]]:
@@ -231,7 +231,7 @@ class Study:
             yield json.loads(parquet.read_schema(self.store.file(number)).metadata[b"vitreous"])
 
     def findings(self) -> dict[str, Findings]:
-        """What the rows tell, for each model."""
+        """The findings of each model."""
         return {name: self.kind.findings(self.of(name)) for name in self.models}
 
 

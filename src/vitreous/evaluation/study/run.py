@@ -1,4 +1,4 @@
-"""From a question to a study: plan it, run what is missing on an engine, give it back opened."""
+"""Runs a study: plan it, compute missing shards on an engine, and open the result."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def run_study(
     shard: int | None = None,
     device: str | None = None,
 ) -> Study:
-    """Run a study on a data set, or go on with it where it was stopped.
+    """Run a study on a data set, or resume it where it stopped.
 
     `kind`: "cass", "spread", "compare", "leaderboard" or "maps". `data`: as for `run_leaderboard`, also tar shards and
     Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}}, and of the study
     itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `workers`: processes that read
-    pictures; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
+    images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
     names, settings = by_name(methods, options or {})
     found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
@@ -80,7 +80,7 @@ def carry_out(
     settings: Mapping[str, Any],
     begun: Callable[[Store, int], None] | None = None,
 ) -> Study:
-    """Everything that is missing, cut as it was when the study began; `begun` is told how many shards are there."""
+    """Compute the missing shards, cut as when the study began; `begun` is called with the number of finished shards."""
     store = open_store(out, planned.manifest, circumstances())
     recipe = replace(planned.recipe, batch=store.manifest["batch"])
     with store.locked():
@@ -103,7 +103,7 @@ def make_kind(
     data: Data,
     seed: int,
 ) -> Kind:
-    """The study with all its options, checked."""
+    """The kind of study with all its options, checked."""
     made: Any = find_kind(name)
     own = dict(options.get(name, {})) if name not in ("compare", "leaderboard", "maps") else {}
     if name == "leaderboard":
@@ -127,7 +127,7 @@ def as_source(given: Given) -> Source:
 
 
 def as_targets(given: Any) -> list[str | None]:
-    """One or several, each once."""
+    """One or several targets, without repetition."""
     several = list(given) if isinstance(given, list | tuple) else [given]
     if not several:
         raise OptionError("name at least one target, or none for the labels")

@@ -1,4 +1,4 @@
-"""One shard: its pictures in, a table with one row for each image, target and method out. Both engines run this."""
+"""Computes one shard: a table with a row for each image, target and method. Both engines run this."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vitreous.trace.trace import Trace
 if TYPE_CHECKING:
     import pyarrow
 
-BROKEN, NO_LABEL = "the map is not finite", "the picture has no label"
+BROKEN, NO_LABEL = "the map is not finite", "the image has no label"
 Place = tuple[int, int, str]  # image, target, method
 
 
@@ -49,7 +49,7 @@ class Tally:
 
 
 def run_shard(recipe: Recipe, model: Model, shard: Shard, loaded: Iterable[Loaded]) -> pyarrow.Table:
-    """Everything that is asked of these images."""
+    """Compute everything that the study asks of these images."""
     rows: dict[Place, dict[str, Any]] = {}
     tally = Tally()
     for part in loaded:
@@ -64,7 +64,7 @@ def run_shard(recipe: Recipe, model: Model, shard: Shard, loaded: Iterable[Loade
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Makes the rows of some pictures."""
+    """Builds the rows of some images."""
 
     recipe: Recipe
     model: Model
@@ -92,7 +92,7 @@ class Rows:
         return "label" if isinstance(self.sample(number).label, int) else "top-1"
 
     def failed(self, number: int, reason: str) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """A picture that cannot be used has all its rows all the same."""
+        """Add the rows of an image that cannot be read, with the reason."""
         for t, asked in enumerate(self.recipe.targets):
             for method in self.recipe.kind.methods:
                 yield (number, t, method), {**self.about(number, asked, method), "error": reason}
@@ -100,7 +100,7 @@ class Rows:
     def made(
         self, t: int, scene: Scene, batch: Batch, method: str, outcome: Outcome
     ) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """What one method gave for each image of a batch."""
+        """Add what one method gave for each image of a batch."""
         asked = self.recipe.targets[t]
         best = scene.trace.output.argmax(1).tolist() if scene.trace.classifies else [None] * len(batch)
         for i, number in enumerate(batch.numbers):
@@ -126,7 +126,7 @@ class Rows:
 
 
 def on_batch(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any]]:
-    """A batch, in smaller parts where memory is short, image by image where it fails."""
+    """Run a batch, in smaller parts where memory is short, image by image where it fails."""
     try:
         parts = in_batches(lambda part: on_part(rows, batch.part(part), tally), len(batch), len(batch))
         return {place: row for part in parts for place, row in part.items()}
@@ -138,7 +138,7 @@ def on_batch(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, An
 
 
 class Failed(Exception):
-    """A batch that went wrong, altogether or for one method."""
+    """The outcome of a batch that failed, altogether or for one method."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -170,7 +170,7 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
 
 
 def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Target | None:
-    """What is explained in each image, fixed; None: nothing."""
+    """The target of each image, resolved once; None where there is nothing to explain."""
     if not rows.recipe.kind.targeted:
         return None
     if asked not in (None, "label"):
@@ -184,7 +184,7 @@ def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Targ
 
 
 def schema_of(kind: Kind) -> pyarrow.Schema:
-    """What every row holds; the same for every shard of a study."""
+    """The columns of every row, the same for every shard of a study."""
     import pyarrow as pa
 
     word, number, numbers = pa.string(), pa.int64(), pa.list_(pa.float32())
@@ -210,7 +210,7 @@ def as_table(kind: Kind, rows: list[dict[str, Any]], tally: Tally) -> pyarrow.Ta
 
 
 def encode(table: pyarrow.Table, told: Mapping[str, Any]) -> bytes:
-    """As Parquet: words by dictionary, numbers split by bytes, which compresses maps best; `told` in its head."""
+    """A table as Parquet with `told` as metadata; floats are split by byte, which compresses maps best."""
     from pyarrow import parquet
 
     known = json.loads((table.schema.metadata or {}).get(b"vitreous", b"{}"))

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
-from scipy import stats
+from jaxtyping import Float
 
-from vitreous._support.statistics import FEW, LEVEL, intervals, mean_of
+from vitreous._support.statistics import FEW
+from vitreous._support.words import count_of, finite, number, share, span
 from vitreous.errors import InputError
 from vitreous.evaluation.study.findings import Chart, Findings, Table
+from vitreous.evaluation.study.similarity_measures import (
+    MODERATE,
+    SIGNIFICANT,
+    STRONG,
+    WEAK,
+    Measured,
+    Verdict,
+    measure,
+    unusually_low,
+)
 from vitreous.plot.similarity import Group, class_figure, layer_figure
 
-MANY = 5000  # images: more need no resampling
-SIGNIFICANT = 0.05
-ALMOST, LOOSE = -0.9, -0.3  # rank correlations of the mean curve
-EXCEPTIONS = 0.2  # of the steps or layers
-WEAK, MODERATE, STRONG = 0.1, 0.3, 0.5  # Kendall's W
 CLASSES, SAMPLES, NAMED = 3, 50, 5
-
-Verdict = Literal["holds", "holds partly", "does not hold", "cannot be told"]
-PerLayer = Float[np.ndarray, "L"]
 
 
 def similarity_findings(scores: Float[np.ndarray, "N L H"], groups: Sequence[str | None], seed: int = 0) -> Findings:
     """Both published claims, weighed; a table of the layers; charts by class and by layer.
 
-    Images with a score that is not a number are left out and counted. “Similarity falls almost monotonically with
+    Images with a NaN score are left out and counted. “Similarity falls almost monotonically with
     depth” holds where the mean over images of their rank correlation with depth is below zero with its whole interval,
     that of the mean curve is ≤ −0.9 and at most a fifth of the steps from layer to layer rise clearly; it holds partly
     where the first is so and the mean curve has ≤ −0.3. “The heads of a layer differ” holds where in at least four of
@@ -43,12 +44,12 @@ def similarity_findings(scores: Float[np.ndarray, "N L H"], groups: Sequence[str
     known = np.isfinite(scores).all((1, 2))
     out = int((~known).sum())
     if not known.any() or not scores.size:
-        said = f"all {out} were left out, as their scores are not numbers" if out else "there is none"
+        said = f"all {out} were left out, as their scores are NaN" if out else "there is none"
         return Findings(f"Nothing can be told from no image: {said}.", numbers={"images": 0, "left_out": out})
     kept = scores if known.all() else scores[known]
     names = [group for group, there in zip(groups, known) if there]
     found = measure(kept, seed)
-    left = [f"{count_of(out, 'image')} left out, as a score of each is not a number."] if out else []
+    left = [f"{count_of(out, 'image')} left out, as a score of each is NaN."] if out else []
     return Findings(
         lead(found),
         [*left, *told_depth(found), *told_heads(found), *told_ends(found)],
@@ -56,197 +57,6 @@ def similarity_findings(scores: Float[np.ndarray, "N L H"], groups: Sequence[str
         charts(found, kept, names),
         numbers(found, out),
     )
-
-
-# --------------------------------------------------------------------------------------------------------- statistics
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """The scores of N images in numbers; intervals are not a number where fewer than five images were seen."""
-
-    images: int
-    mean: Float[np.ndarray, "L H"]
-    head_ends: Float[np.ndarray, "2 L H"]
-    layer_ends: Float[np.ndarray, "2 L"]
-    step_ends: Float[np.ndarray, "2 K"]  # of the change from a layer to the next, K = L − 1
-    gap_ends: Float[np.ndarray, "2 L"]
-    rho: float  # mean over images of the rank correlation of layer means and depth; not a number: no order to find
-    rho_ends: Float[np.ndarray, "2"]
-    falling: float  # share of images whose correlation is below zero
-    trend: float  # p of Page's test for a fall
-    w: PerLayer
-    p: PerLayer  # after Holm
-    lowest: Float[np.ndarray, "L H"]  # share of images in which a head is the lowest of its layer
-
-    @property
-    def layers(self) -> PerLayer:
-        return np.asarray(self.mean.mean(1))
-
-    @property
-    def steps(self) -> Float[np.ndarray, "K"]:
-        return np.diff(self.layers)
-
-    @property
-    def best(self) -> Int[np.ndarray, "L"]:
-        return np.asarray(self.mean.argmax(1))
-
-    @property
-    def worst(self) -> Int[np.ndarray, "L"]:
-        return np.asarray(self.mean.argmin(1))
-
-    @property
-    def gaps(self) -> PerLayer:
-        """Best less worst head."""
-        return np.asarray(np.ptp(self.mean, axis=1))
-
-    @property
-    def curve(self) -> float:
-        """The rank correlation of the mean curve and depth."""
-        return float(depth_correlations(self.layers[None])[0])
-
-    @cached_property
-    def clear(self) -> tuple[int, int]:
-        """How many steps fall and how many rise with an interval that excludes zero."""
-        return int((self.step_ends[1] < 0).sum()), int((self.step_ends[0] > 0).sum())
-
-    @property
-    def differing(self) -> int:
-        """Layers whose heads differ, beyond chance and not only a little."""
-        return int(((self.p < SIGNIFICANT) & (self.w >= WEAK)).sum())
-
-    @property
-    def falls(self) -> Verdict:
-        """Does similarity fall almost monotonically with depth?"""
-        if self.images < FEW or len(self.mean) < 3:
-            return "cannot be told"
-        if not self.rho_ends[1] < 0 or not self.curve <= LOOSE:
-            return "does not hold"
-        rising = self.clear[1] > EXCEPTIONS * len(self.steps)
-        return "holds" if self.curve <= ALMOST and not rising else "holds partly"
-
-    @property
-    def differ(self) -> Verdict:
-        """Do the heads of a layer differ?"""
-        if self.images < FEW or self.mean.shape[1] < 2:
-            return "cannot be told"
-        if not self.differing:
-            return "does not hold"
-        same = len(self.mean) - self.differing
-        return "holds" if same <= EXCEPTIONS * len(self.mean) else "holds partly"
-
-
-def measure(scores: Float[np.ndarray, "N L H"], seed: int = 0) -> Measured:
-    """Everything that is told, from scores that are all numbers."""
-    count, depth, heads = scores.shape
-    mean = scores.mean(0, dtype=np.float64)
-    layers = scores.mean(2, dtype=np.float64)
-    every = np.arange(depth)
-    gaps = scores[:, every, mean.argmax(1)].astype(np.float64) - scores[:, every, mean.argmin(1)]
-    rho = depth_correlations(layers)
-    series = [scores.reshape(count, -1).astype(np.float64), layers, np.diff(layers), gaps, rho[:, None]]
-    ends = mean_intervals(np.concatenate(series, 1).T, seed)
-    of_heads, of_layers, of_steps, of_gaps, of_rho = np.split(ends, np.cumsum([one.shape[1] for one in series[:-1]]), 1)
-    tests = [heads_test(scores[:, layer]) for layer in every]
-    return Measured(
-        images=count,
-        mean=mean,
-        head_ends=of_heads.reshape(2, depth, heads),
-        layer_ends=of_layers,
-        step_ends=of_steps,
-        gap_ends=of_gaps,
-        rho=float(mean_of(rho)),
-        rho_ends=of_rho[:, 0],
-        falling=float((rho < 0).mean()),
-        trend=fall_test(layers),
-        w=np.array([w for w, _ in tests]),
-        p=holm(np.array([p for _, p in tests])),
-        lowest=np.asarray((scores == scores.min(2, keepdims=True)).mean(0)),
-    )
-
-
-def mean_intervals(series: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarray, "2 S"]:
-    """The 95 % interval of each mean over images: bootstrap; beyond 5,000 images its limit; none from fewer than five.
-
-    m ± 1.96 √(s² / n)
-    """
-    enough = np.isfinite(series).sum(1) >= FEW
-    found = np.full((2, len(series)), np.nan)
-    if not enough.any():
-        return found
-    if series.shape[1] <= MANY:
-        found[:, enough] = intervals(series[enough], seed)
-        return found
-    for one in np.flatnonzero(enough):
-        values = series[one][np.isfinite(series[one])]
-        half = stats.norm.ppf((1 + LEVEL) / 2) * values.std(ddof=1) / len(values) ** 0.5
-        found[:, one] = values.mean() - half, values.mean() + half
-    return found
-
-
-def depth_correlations(curves: Float[np.ndarray, "N L"]) -> Float[np.ndarray, "N"]:
-    """Spearman's ρ of each curve and depth; not a number where layers are fewer than three or all alike."""
-    if curves.shape[1] < 3:
-        return np.full(len(curves), np.nan)
-    ranks = stats.rankdata(curves, axis=1)
-    off, down = ranks - ranks.mean(1, keepdims=True), np.arange(curves.shape[1]) - (curves.shape[1] - 1) / 2
-    with np.errstate(invalid="ignore"):
-        return np.asarray(off @ down / np.sqrt((off**2).sum(1) * (down**2).sum()))
-
-
-def fall_test(layers: Float[np.ndarray, "N L"]) -> float:
-    """The p value of Page's test: are the layers' means in falling order?"""
-    if len(layers) < FEW or layers.shape[1] < 3:
-        return float("nan")
-    return float(stats.page_trend_test(layers[:, ::-1], method="asymptotic").pvalue)
-
-
-def heads_test(scores: Float[np.ndarray, "N H"]) -> tuple[float, float]:
-    """Kendall's W and the p value that the heads are alike: Friedman's test, Wilcoxon's for two heads.
-
-    W = (12 Σ R² − 3 n² k (k+1)²) / (n² k (k²−1) − n Σ (t³−t)),  χ² = n (k−1) W
-    """
-    count, heads = scores.shape
-    if heads < 2:
-        return float("nan"), float("nan")
-    ranks = stats.rankdata(scores, axis=1)
-    between = 12 * (ranks.sum(0) ** 2).sum() - 3 * count**2 * heads * (heads + 1) ** 2
-    most = 12 * count * ((ranks - (heads + 1) / 2) ** 2).sum()  # equal heads have less to differ by
-    w = float(between / most) if most > 0 else 0.0
-    if count < FEW:
-        return w, float("nan")
-    if heads > 2:
-        return w, float(stats.chi2.sf(count * (heads - 1) * w, heads - 1))
-    apart = scores[:, 0].astype(np.float64) - scores[:, 1]
-    apart = apart[apart != 0]
-    return w, float(stats.wilcoxon(apart).pvalue) if len(apart) else 1.0
-
-
-def holm(p: Float[np.ndarray, "T"]) -> Float[np.ndarray, "T"]:
-    """p values of many tests together: max over the smaller ones of (tests left) · p; what is not a number stays so."""
-    known = np.flatnonzero(np.isfinite(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    found = np.full(len(p), np.nan)
-    found[order] = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)))
-    return found
-
-
-def unusually_low(mean: Float[np.ndarray, "L H"]) -> list[tuple[int, int]]:
-    """Heads that lie below the others of their layer as few would by chance, the lowest first.
-
-    t = (m̄ − m_h) / (s √(1 + 1/k)) over the k = H − 1 other heads, one-sided p < 0.05 / H
-    """
-    layers, heads = mean.shape
-    if heads < 3:
-        return []
-    limit = stats.t.isf(SIGNIFICANT / heads, heads - 2) * (1 + 1 / (heads - 1)) ** 0.5
-    low = []
-    for layer, head in np.ndindex(layers, heads):
-        others = np.delete(mean[layer], head)
-        below = others.mean() - mean[layer, head]
-        if below > max(limit * others.std(ddof=1), 1e-6):  # float32 is no finer
-            low.append((layer, head))
-    return sorted(low, key=lambda place: float(mean[place]))
 
 
 # -------------------------------------------------------------------------------------------------------------- words
@@ -362,7 +172,7 @@ def told_ends(found: Measured) -> list[str]:
 
 
 def place(found: Measured, layer: int, head: int) -> str:
-    """A head's names and its mean."""
+    """A head's layer, number and mean."""
     index, size = layer * found.mean.shape[1] + head + 1, found.mean.size
     ends = span(found.head_ends[:, layer, head], 3)
     return f"layer {layer}, head {head} (number {index} of {size}), {found.mean[layer, head]:.3f} {ends}"
@@ -392,16 +202,6 @@ def strength(w: float) -> str:
     return next((name for least, name in names if w >= least), "negligible")
 
 
-def number(value: float, digits: int = 2) -> str:
-    return f"{value:.{digits}f}".replace("-", "−") if np.isfinite(value) else "–"
-
-
-def span(ends: Float[np.ndarray, "2"], digits: int = 2) -> str:
-    """An interval, or that there is none."""
-    known = np.isfinite(ends).all()
-    return f"[{number(ends[0], digits)}, {number(ends[1], digits)}]" if known else "[cannot be told]"
-
-
 def p_value(p: float) -> str:
     return "–" if not np.isfinite(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -410,57 +210,38 @@ def chance(p: float) -> str:
     return f"p {p_value(p)}" if p < 0.001 else f"p = {p_value(p)}"
 
 
-def share(part: float) -> str:
-    """Never 100 % or 0 % where it is not all or none."""
-    if part in (0, 1):
-        return f"{100 * part:.0f} %"
-    percent = min(max(100 * part, 0.1), 99.9)
-    return f"{percent:.0f} %" if 1 <= percent <= 99 else f"{percent:.1f} %"
-
-
-def count_of(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def numbers(found: Measured, left_out: int) -> dict[str, Any]:
-    """The same for programs."""
+    """The findings as JSON can hold them."""
     return {
         "images": found.images,
         "left_out": left_out,
         "falls_with_depth": found.falls,
         "heads_differ": found.differ,
         "depth": {
-            "rho": plain(found.rho),
-            "interval": plain(found.rho_ends),
+            "rho": finite(found.rho),
+            "interval": finite(found.rho_ends),
             "share_below_zero": found.falling,
-            "rho_of_mean": plain(found.curve),
-            "steps": plain(found.steps),
-            "step_intervals": plain(found.step_ends.T),
+            "rho_of_mean": finite(found.curve),
+            "steps": finite(found.steps),
+            "step_intervals": finite(found.step_ends.T),
             "clear_falls": found.clear[0],
             "clear_rises": found.clear[1],
-            "page_p": plain(found.trend),
+            "page_p": finite(found.trend),
         },
-        "mean": plain(found.mean),
-        "intervals": plain(np.moveaxis(found.head_ends, 0, -1)),
+        "mean": finite(found.mean),
+        "intervals": finite(np.moveaxis(found.head_ends, 0, -1)),
         "layers": {
-            "mean": plain(found.layers),
-            "intervals": plain(found.layer_ends.T),
+            "mean": finite(found.layers),
+            "intervals": finite(found.layer_ends.T),
             "best": found.best.tolist(),
             "worst": found.worst.tolist(),
-            "gap": plain(found.gaps),
-            "gap_intervals": plain(found.gap_ends.T),
-            "w": plain(found.w),
-            "p": plain(found.p),
+            "gap": finite(found.gaps),
+            "gap_intervals": finite(found.gap_ends.T),
+            "w": finite(found.w),
+            "p": finite(found.p),
         },
         "unusually_low": [list(place) for place in unusually_low(found.mean)],
     }
-
-
-def plain(values: float | np.ndarray) -> Any:
-    """Numbers and lists; None for what is not a number."""
-    if isinstance(values, np.ndarray):
-        return [plain(value) for value in values]
-    return float(values) if np.isfinite(values) else None
 
 
 # ------------------------------------------------------------------------------------------------------------- charts
@@ -487,7 +268,7 @@ def charts(found: Measured, scores: Float[np.ndarray, "N L H"], groups: Sequence
 
 
 def pick_groups(scores: Float[np.ndarray, "N L H"], groups: Sequence[str | None]) -> list[Group]:
-    """The classes with most images, or all images where no class has two; their samples evenly through the order."""
+    """The classes with the most images, or all images where no class has two; samples are taken evenly."""
     counts = Counter(group for group in groups if group is not None)
     chosen = [name for name, count in counts.most_common(CLASSES) if count > 1]
     if not chosen:

@@ -76,7 +76,7 @@ class Spread(Kind):
         return {"attention": Outcome(told, made[:, place], parts)}
 
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
-        """The level of each image among those of its model, which only the whole set tells."""
+        """Add each image's level among all images of its model."""
         import pyarrow as pa
 
         entropy = np.array([np.nan if value is None else value for value in table["entropy"].to_pylist()], np.float64)

@@ -13,29 +13,22 @@ from jaxtyping import Float, Int
 from PIL import Image
 
 from vitreous._support.statistics import FEW, mean_of
+from vitreous._support.words import count_of, finite, number, share, span
 from vitreous.evaluation.study.findings import Chart, Findings, Table
-from vitreous.evaluation.study.similarity_findings import (
-    count_of,
-    depth_correlations,
-    mean_intervals,
-    number,
-    plain,
-    share,
-    span,
-)
+from vitreous.evaluation.study.similarity_measures import depth_correlations, mean_intervals
 from vitreous.plot.spread import example_figure, histogram_figure, spread_figure
 
 LEVELS = 4
 SHOWN = 3  # examples of a level
 FOLLOWS = 0.3  # rank correlations from here on are called a trend
-LONGEST = 80  # letters of a picture's name in a file's name
+LONGEST = 80  # letters of an image's name in a file's name
 
 Borders = Float[np.ndarray, "3"]
 
 
 @dataclass(frozen=True, eq=False)
 class SpreadExample:
-    """A picture and where it was looked at."""
+    """An image and the attention maps of every layer."""
 
     name: str
     photo: Image.Image
@@ -44,7 +37,7 @@ class SpreadExample:
 
 
 def spread_levels(entropy: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """1 to 4: one more than the number of quartiles that lie below; equals share a level, 0 is for no number.
+    """The level of each image from 1 to 4: one more than the number of quartiles below it; 0 for NaN.
 
     level = 1 + #{q ∈ {Q₁, Q₂, Q₃} : q < H}
     """
@@ -67,19 +60,19 @@ def spread_findings(
     patches: int,
     examples: Sequence[SpreadExample],
 ) -> Findings:
-    """How many patches are looked at, how that goes with depth, and the four levels with their examples.
+    """How many patches attention covers, how that changes with depth, and four levels with examples.
 
-    Images whose numbers are not numbers are left out and counted.
+    Images with NaN are left out and counted.
     """
     known = np.isfinite(entropy) & np.isfinite(layers).all(1)
     out = int((~known).sum())
     if not known.any():
-        said = f"all {out} were left out, as their entropy is not a number" if out else "there is none"
+        said = f"all {out} were left out, as their entropy is NaN" if out else "there is none"
         return Findings(f"Nothing can be told from no image: {said}.", numbers={"images": 0, "left_out": out})
     entropy, layers = entropy[known].astype(np.float64), layers[known].astype(np.float64)
     found = Spread(entropy, layers, patches, quartiles(entropy), spread_levels(entropy))
     chosen = pick_examples(found, examples)
-    left = [f"{count_of(out, 'image')} left out, as the entropy is not a number."] if out else []
+    left = [f"{count_of(out, 'image')} left out, as their entropy is NaN."] if out else []
     return Findings(
         lead(found),
         [*left, told_mean(found), told_borders(found), told_depth(found)],
@@ -109,7 +102,7 @@ class Spread:
 
 
 def pick_examples(found: Spread, examples: Sequence[SpreadExample]) -> dict[int, list[SpreadExample]]:
-    """Of each level the three whose entropy is nearest to the level's median."""
+    """For each level, the three examples whose entropy is nearest to its median."""
     known = [one for one in examples if np.isfinite(one.entropy)]
     level = levels_between(np.array([one.entropy for one in known], dtype=np.float64), found.borders)
     chosen = {}
@@ -176,7 +169,7 @@ def told_depth(found: Spread) -> str:
 
 
 def looked_at(entropy: float) -> str:
-    """Patches."""
+    """How many patches an even look with this entropy covers."""
     count = float(np.exp(entropy))
     return f"{count:.1f}" if count < 9.95 else f"{count:.0f}"
 
@@ -212,17 +205,17 @@ def numbers(found: Spread, chosen: dict[int, list[SpreadExample]], left_out: int
         "left_out": left_out,
         "patches": found.patches,
         "entropy": mean,
-        "interval": plain(mean_intervals(found.entropy[None])[:, 0]),
+        "interval": finite(mean_intervals(found.entropy[None])[:, 0]),
         "share_of_even": mean / found.even if found.patches > 1 else None,
         "patches_looked_at": float(np.exp(mean)),
-        "borders": plain(found.borders),
-        "depth": {"rho": plain(float(mean_of(rho))), "interval": plain(mean_intervals(rho[None])[:, 0])},
-        "layers": {"mean": plain(found.layers.mean(0)), "intervals": plain(mean_intervals(found.layers.T).T)},
+        "borders": finite(found.borders),
+        "depth": {"rho": finite(float(mean_of(rho))), "interval": finite(mean_intervals(rho[None])[:, 0])},
+        "layers": {"mean": finite(found.layers.mean(0)), "intervals": finite(mean_intervals(found.layers.T).T)},
         "levels": [
             {
                 "level": k,
                 "images": int(found.of(k).size),
-                "entropy": plain(float(mean_of(found.of(k)))),
+                "entropy": finite(float(mean_of(found.of(k)))),
                 "examples": [one.name for one in chosen[k]],
             }
             for k in range(1, LEVELS + 1)
@@ -260,7 +253,7 @@ def example_chart(level: int, one: SpreadExample, used: set[str]) -> Chart:
 
 
 def file_name(start: str, name: str, used: set[str]) -> str:
-    """Letters, digits and hyphens that no other chart of this study has, in any case; the picture's ending goes."""
+    """A file name of letters, digits and hyphens, without extension, that no other chart has, ignoring case."""
     bare = re.sub(r"\.[A-Za-z0-9]{1,5}$", "", name)
     safe = re.sub(r"[^A-Za-z0-9_-]+", "-", bare)[:LONGEST].strip("-") or "image"
     found, count = start + safe, 1

@@ -1,4 +1,4 @@
-"""A study on disk: a manifest, and one Parquet file for each finished shard, there whole or not at all.
+"""A study on disk: a manifest, and one Parquet file for each finished shard, written atomically.
 
 OUT/latest.json                  which study was worked on last
 OUT/KIND-ID/study.json           what it is: kind, options, models, data; other options are another ID
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from vitreous._support.files import DRAFT, write_whole
 from vitreous.errors import InputError, one_line
@@ -40,7 +42,7 @@ class Store:
         return self.shards / f"{number:05d}.parquet"
 
     def write(self, number: int, table: pyarrow.Table) -> None:
-        """A shard, whole and lasting."""
+        """Write a shard atomically and durably."""
         self.write_bytes(number, self.encode(number, table))
 
     def encode(self, number: int, table: pyarrow.Table) -> bytes:
@@ -50,7 +52,7 @@ class Store:
         write_whole(self.file(number), content, lasting=True)
 
     def done(self) -> list[int]:
-        """The shards that are there and whole; a file that is neither is forgotten."""
+        """The complete shards; partial or foreign files are ignored."""
         found = []
         for file in sorted(self.shards.glob("*.parquet")):
             if self.is_whole(file):
@@ -58,7 +60,7 @@ class Store:
         return found
 
     def is_whole(self, file: Path) -> bool:
-        """Does it end as a Parquet file ends, and belong to this study?"""
+        """Whether a file is complete Parquet and belongs to this study."""
         from pyarrow import ArrowInvalid, parquet
 
         try:
@@ -68,30 +70,28 @@ class Store:
         return bool(told.get("study") == self.manifest["id"] and file.stem == f"{told.get('shard'):05d}")
 
     def clean(self) -> None:
-        """Remove what a killed run left half-written."""
+        """Remove files that a killed run left half-written."""
         for file in self.shards.glob(f".*{DRAFT}"):
             file.unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time; the lock of a killed process is gone with it."""
+        """Hold the study's lock: one run at a time; the lock of a killed process is released."""
+        lock = FileLock(self.folder / LOCK, timeout=0, fallback_to_soft=False)  # closed in forked readers
         try:
-            import fcntl
-        except ImportError:  # Windows: two runs would do the same work twice, and store it once
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
+        except OSError:  # a file system without locks: two runs would do the same work twice, and store it once
+            pass
+        try:
             yield
-            return
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not handed down to the processes that read pictures
-            except (BlockingIOError, PermissionError):
-                raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
-            except OSError:  # a file system without locks
-                pass
-            yield
+        finally:
+            lock.release()
 
 
 def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> Store:
-    """The store of this very study below `out`, made where it is not there yet."""
+    """The store of this study below `out`, created if missing."""
     folder = out / f"{manifest['study']}-{manifest['id']}"
     (folder / SHARDS).mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).is_file():
@@ -101,7 +101,7 @@ def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> St
 
 
 def find_store(path: str | Path) -> Store:
-    """A study's folder, or the folder given as --out, where the last one worked on counts."""
+    """Find a study by its own folder, or the last one in the folder given as --out."""
     given = Path(path)
     if not given.is_dir():
         raise InputError(f"{given}: {'is a file, not a study' if given.exists() else 'no such folder'}")
@@ -133,7 +133,7 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def circumstances() -> dict[str, Any]:
-    """When, and with which versions, a study was begun."""
+    """When and with which versions a study was begun."""
     import datetime
 
     from vitreous.evaluation.report.files import versions

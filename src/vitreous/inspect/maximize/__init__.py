@@ -1,1 +1,1 @@
-"""Activation maximisation: the picture that a unit of the model answers to most."""
+"""Activation maximisation: the image that a unit of the model answers to most."""

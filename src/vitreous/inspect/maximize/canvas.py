@@ -1,4 +1,4 @@
-"""What is painted: numbers to ascend in, and the picture in 0…1 that they make.
+"""The parameters of the ascent, and the image in 0…1 that they define.
 
 pixel      I = σ(z)
 fourier    I = σ(C · F⁻¹(z ⊙ f^−decay))        f: cycles per pixel, C: the axes in which colours vary alone
@@ -23,7 +23,7 @@ START = 0.1  # how far from grey it begins: the deviation of the logits
 
 
 class Canvas:
-    """One picture for each key: `z` is what an optimiser moves."""
+    """One image for each key; `z` are the parameters that an optimiser changes."""
 
     def __init__(
         self, keys: Int[Tensor, "U"], size: tuple[int, int], fourier: bool, decay: float, like: Tensor
@@ -35,12 +35,12 @@ class Canvas:
         self.paint = fourier_paint(size, decay, like) if fourier else torch.sigmoid
 
     def image(self) -> Images:
-        """The pictures, differentiable in z."""
+        """The images, differentiable in z."""
         return self.paint(self.z)
 
 
 def fourier_paint(size: tuple[int, int], decay: float, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """From a spectrum [U 3 Y X/2+1 2] to a picture; a spectrum of unit normals gives logits of unit deviation."""
+    """From a spectrum [U 3 Y X/2+1 2] to an image; a spectrum of unit normals gives logits of unit deviation."""
     weights = falling(size, decay).to(like)[..., None]  # [Y X/2+1 1]
     colours = colour_axes().to(like)
 

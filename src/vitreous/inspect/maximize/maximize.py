@@ -1,4 +1,4 @@
-"""Ascend from noise to the picture that a unit answers to most."""
+"""Ascend from noise to the image that a unit answers to most."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def maximize(
     units: Any,
     *,
     steps: Annotated[int, Field(ge=1, le=100_000, description="of the ascent")] = 256,
-    seed: Annotated[
-        Seed | list[Seed], Field(description="of the start and the views; several: a picture for each")
-    ] = 0,
+    seed: Annotated[Seed | list[Seed], Field(description="of the start and the views; several: an image for each")] = 0,
     canvas: Annotated[
         Literal["fourier", "pixel"], Field(description="what is moved: frequencies or pixels")
     ] = "fourier",
@@ -45,7 +43,7 @@ def maximize(
     decay: Annotated[
         float, Field(ge=0, le=3, description="fourier: start and steps fall with frequency as f^−decay")
     ] = 1.25,
-    copies: Annotated[int, Field(ge=1, le=64, description="random views of the picture in each step")] = 2,
+    copies: Annotated[int, Field(ge=1, le=64, description="random views of the image in each step")] = 2,
     jitter: Annotated[int, Field(ge=0, le=512, description="views are shifted by up to so many pixels")] = 16,
     scale: Annotated[float, Field(ge=0, le=4, description="and resized by up to 1 + scale either way")] = 0.25,
     rotate: Annotated[float, Field(ge=0, le=180, description="and turned by up to so many degrees")] = 10.0,
@@ -55,11 +53,11 @@ def maximize(
     tv: Annotated[float, Field(ge=0, le=1000, description="weight of the total variation")] = 0.05,
     continuity: Annotated[float, Field(ge=0, le=1000, description="weight of steps where patches meet")] = 1.0,
 ) -> Maximized:
-    """The pictures that units of a model answer to most: one for each unit (and seed), in 0…1 at the model's size.
+    """The images that units of a model answer to most: one for each unit (and seed), in 0…1 at the model's size.
 
     z ← z + rate · Adam(∂I/∂z · (∇S / rms ∇S − l2 ∇‖I − ½‖²/2 − tv ∇TV − continuity ∇D))
 
-    S: the unit's mean over random views of the picture I. `units`: class:NAME, neuron:K, block:L/channel:C,
+    S: the unit's mean over random views of the image I. `units`: class:NAME, neuron:K, block:L/channel:C,
     token:L/T[/channel:C], head:L/H/q:C, head:L/H/k:C, one or several. Weights are relative to the unit's own gradient,
     so that they mean the same for every unit. Ctrl-C ends the ascent and keeps what there is.
     """
@@ -85,7 +83,7 @@ DECLARED = Declared("maximize", "activation", "", maximize)
 
 
 class Ascent:
-    """A batch of pictures on its way up; no picture knows of the others."""
+    """A batch of images during the ascent; each is independent of the others."""
 
     def __init__(self, trace: Trace, pairs: Sequence[tuple[Unit, int]], options: dict[str, Any]) -> None:
         self.trace, self.options = trace, options
@@ -99,7 +97,7 @@ class Ascent:
         self.mean, self.std = (torch.tensor(tuple(c)).to(like)[:, None, None] for c in colours)
 
     def run(self) -> Maximized:
-        """All steps, or those before Ctrl-C."""
+        """Run all steps, or those before Ctrl-C."""
         count, rate = self.options["steps"], self.options["rate"]
         adam = torch.optim.Adam([self.canvas.z], rate, BETAS)
         first = self.picture()
@@ -136,7 +134,7 @@ class Ascent:
         )
 
     def climb(self, step: int) -> Scores:
-        """Set the gradient of z; what the unit says of this step's views."""
+        """Set the gradient of z; return the units' values on this step's views."""
         image = self.canvas.image()
         leaf = image.detach().requires_grad_()
         values = look(self.trace, self.ready(self.views(leaf, step)), self.units, grad=True)
@@ -145,13 +143,13 @@ class Ascent:
         size = slope.square().mean((1, 2, 3), keepdim=True).sqrt()
         for unit, still in zip(self.units, (size == 0).flatten().tolist() if step == 0 else ()):
             if still:
-                raise Unsupported(f"{unit} does not depend on the picture in {self.trace.model.name}")
+                raise Unsupported(f"{unit} does not depend on the image in {self.trace.model.name}")
         uphill = slope / size.clamp_min(torch.finfo(slope.dtype).tiny) - self.cost(leaf)
         (self.canvas.z.grad,) = torch.autograd.grad(image, [self.canvas.z], -uphill)
         return values.detach()
 
     def views(self, images: Images, step: int) -> Float[Tensor, "rows 3 Y X"]:
-        """Random copies of each picture, in a row."""
+        """Random copies of each image, in a row."""
         o, copies = self.options, self.options["copies"]
         draws = drawn(self.keys, copies, step).to(images)
         images = images.repeat_interleave(copies, 0)
@@ -166,11 +164,11 @@ class Ascent:
         return gradients(total + o["continuity"] * discontinuity(leaf, self.patch), [leaf], keep=False)[0]
 
     def ready(self, images: Images) -> Images:
-        """As the model takes them."""
+        """The images as the model takes them."""
         return ((images - self.mean) / self.std).to(self.trace.model.dtype)
 
     def measure(self, images: Images) -> Scores:
-        """What the units say of pictures as they are."""
+        """The units' values on images as they are."""
         return look(self.trace, self.ready(images), self.units, grad=False)
 
     @torch.no_grad()

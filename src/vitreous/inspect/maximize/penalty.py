@@ -1,4 +1,4 @@
-"""What a picture pays for: distance from grey, roughness, and steps where patches meet."""
+"""Penalties on an image: distance from grey, roughness, and steps at patch borders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def beyond(lines: Float[Tensor, "U e"], inside: Float[Tensor, "U w"]) -> Scores:
 
 
 def border_ratio(images: Images, patch: Patch) -> Scores:
-    """⟨Δ²⟩ of neighbouring pixels of two patches over ⟨Δ²⟩ inside patches; 1: no checkerboard, nan: a single patch."""
+    """⟨Δ²⟩ of neighbouring pixels of two patches over ⟨Δ²⟩ inside patches; 1: no checkerboard, NaN: a single patch."""
     ways = both_ways(images, patch)
     lines, inside = zip(*(energies(x, side) for x, side in ways))
     across = [x.shape[2] for x, _ in ways]  # steps over one line
@@ -57,7 +57,7 @@ def weighted_mean(parts: Sequence[Float[Tensor, "U _"]], weights: Sequence[int])
 
 
 def both_ways(images: Images, patch: Patch) -> tuple[tuple[Tensor, int], tuple[Tensor, int]]:
-    """The pictures with the width of a patch, and their transposes with its height: borders always stand upright."""
+    """The images with the width of a patch, and their transposes with its height: borders always stand upright."""
     return (images, patch[1]), (images.mT, patch[0])
 
 

@@ -1,4 +1,4 @@
-"""Pictures that were found, and how: drawn, saved, as a film."""
+"""The images of an activation maximisation, and how they were found: drawn, saved, as a film."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from vitreous.errors import OptionError
 from vitreous.version import VERSION
 
 FRAME_MS, HOLD_MS = 90, 1500  # of a film: each frame, and the last
-LEAST_SIDE = 224  # smaller pictures are enlarged in films
+LEAST_SIDE = 224  # smaller images are enlarged in films
 
 
 @dataclass(frozen=True, eq=False)
 class Maximized:
-    """One picture for each unit and seed, with the ascent that led to it."""
+    """One image for each unit and seed, with the ascent that led to it."""
 
     images: Float[Tensor, "U 3 Y X"]  # in 0…1, in steps of 1/255
     units: tuple[str, ...]
     titles: tuple[str, ...]  # the units for people: with the label of a class given by its number
     seeds: tuple[int, ...]
     activation: Float[Tensor, "U T"]  # the mean over each step's random views
-    start: Float[Tensor, "U"]  # on the first picture as it is
+    start: Float[Tensor, "U"]  # on the first image as it is
     final: Float[Tensor, "U"]  # on the last
     border_ratio: Float[Tensor, "U"]  # squared steps between patches over those inside; 1: no checkerboard
     film: UInt8[Tensor, "U F 3 Y X"] = field(repr=False)
@@ -47,7 +47,7 @@ class Maximized:
         return len(self.units)
 
     def __getitem__(self, index: int) -> Maximized:
-        """One unit's picture."""
+        """One unit's image."""
         i = range(len(self))[index]
         rows = {name: getattr(self, name)[i : i + 1] for name in PER_UNIT}
         words = {name: getattr(self, name)[i : i + 1] for name in WORDS}
@@ -58,7 +58,7 @@ class Maximized:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Everything needed to make these pictures again, as JSON."""
+        """Everything needed to make these images again, as JSON."""
         return {
             "units": list(self.units),
             "seeds": list(self.seeds),
@@ -72,7 +72,7 @@ class Maximized:
         }
 
     def picture(self, index: int = 0) -> Image.Image:
-        """One picture, in the model's own size."""
+        """One image, in the model's own size."""
         return as_image((self.images[index] * 255).round().to(torch.uint8))
 
     def save(self, path: str | Path) -> Path:
@@ -92,13 +92,17 @@ class Maximized:
         return file
 
     def save_image(self, path: str | Path, index: int = 0) -> Path:
-        """The bare picture, as a PNG."""
-        return write_image(Path(path), [self.picture(index)], ".png")
+        """Write the bare image as a PNG."""
+        buffer = io.BytesIO()
+        self.picture(index).save(buffer, "PNG")
+        return write_image(Path(path), buffer.getvalue(), ".png")
 
     def save_gif(self, path: str | Path, index: int = 0) -> Path:
-        """The ascent as a film that stays on its last picture for a while."""
+        """Write the ascent as a film that stays on its last image for a while."""
+        from vitreous.plot.gif import gif_bytes
+
         frames = [enlarged(as_image(frame)) for frame in self.film[index]]
-        return write_image(Path(path), frames, ".gif")
+        return write_image(Path(path), gif_bytes(frames, [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]), ".gif")
 
     def _repr_png_(self) -> bytes:
         """A figure, for notebooks."""
@@ -114,7 +118,7 @@ PER_UNIT = ("images", "start", "final", "border_ratio", *LENGTHS)
 
 
 def join(parts: Sequence[Maximized]) -> Maximized:
-    """Batches as one result; where Ctrl-C ended one earlier, curves end in what they had last."""
+    """Join batches to one result; curves that Ctrl-C cut short are extended by their last value."""
     rows = {name: [getattr(part, name) for part in parts] for name in PER_UNIT}
     for name in LENGTHS:
         most = max(row.shape[1] for row in rows[name])
@@ -135,19 +139,14 @@ def as_image(pixels: UInt8[Tensor, "3 Y X"]) -> Image.Image:
 
 
 def enlarged(image: Image.Image) -> Image.Image:
-    """By a whole number, so that pixels stay pixels."""
+    """Enlarge by an integer factor, so that pixels stay pixels."""
     times = -(-LEAST_SIDE // min(image.size))
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
-def write_image(path: Path, frames: Sequence[Image.Image], ending: str) -> Path:
+def write_image(path: Path, content: bytes, ending: str) -> Path:
+    """Write a file whose name must end in `ending`."""
     if path.suffix.lower() != ending:
         raise OptionError(f"{path}: must end in {ending}")
-    buffer = io.BytesIO()
-    if ending == ".gif":
-        durations = [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]
-        frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
-    else:
-        frames[0].save(buffer, "PNG")
-    write_whole(path, buffer.getvalue())
+    write_whole(path, content)
     return path

@@ -1,4 +1,4 @@
-"""Random views of a picture: what holds in all of them is more than an accident of single pixels."""
+"""Random views of an image: a unit that responds in all of them does not respond to single pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def moved(
 ) -> Float[Tensor, "B 3 Y X"]:
     """Shifted by up to `jitter` pixels, resized by up to 1 + `scale` either way, turned by up to `rotate` degrees.
 
-    What lies beyond the edges is the picture mirrored.
+    What lies beyond the edges is the image mirrored.
     """
     if not (jitter or scale or rotate):
         return images
@@ -43,7 +43,7 @@ def recoloured(images: Images, draws: Float[Tensor, "B 10"], colour: float) -> F
 
 
 def drawn(keys: Int[Tensor, "U"], copies: int, step: int) -> Float[Tensor, "B 10"]:
-    """Numbers evenly between −1 and 1 for each copy of each picture: of the key and the step alone."""
+    """Numbers evenly between −1 and 1 for each copy of each image: of the key and the step alone."""
     even: Tensor = 2 * torch.special.ndtr(normal(keys.cpu(), copies * DRAWS, 2 * step + 1)) - 1
     return even.reshape(-1, DRAWS)
 

@@ -154,7 +154,7 @@ class Head:
 
 
 def title(unit: Unit, trace: Trace) -> str:
-    """For people: with the label where a class is given by its number."""
+    """A unit's title: with the label where a class is given by its number."""
     numbers = unit.target.class_numbers(1) if isinstance(unit, OfOutput) else None
     if numbers and str(unit) == f"class:{numbers[0]}":
         label = trace.model.label(numbers[0])
@@ -197,7 +197,7 @@ def look(trace: Trace, images: Images, units: Sequence[Unit], *, grad: bool) -> 
 
 
 def keep(trace: Trace, taken: dict[int, Tensor], layer: int, stop: bool) -> Callable[[nn.Module, Any, Any], None]:
-    """A hook that takes what leaves a block, and ends the run where nothing later is asked for."""
+    """A hook that keeps a block's output, and ends the run where nothing later is needed."""
 
     def hook(module: nn.Module, args: Any, out: Any) -> None:
         taken[layer] = (out[0] if isinstance(out, tuple) else out).movedim(trace.batch_axis, 0)
@@ -225,7 +225,7 @@ def parse_units(given: Any, trace: Trace) -> list[Unit]:
 
 
 def parse_unit(given: Any, trace: Trace) -> Unit:
-    """One unit; what is wrong with it that no run is needed for is said here."""
+    """Parse one unit; raises for every mistake that can be found without a run."""
     if isinstance(given, int) and not isinstance(given, bool):
         given = f"class:{given}"
     if isinstance(given, str):
@@ -273,7 +273,7 @@ def of_target(text: str, given: Any, trace: Trace) -> OfOutput:
         raise TargetError(f"{text}: is several targets; give one unit for each")
     target = parse(given, trace.model, trace.model.outputs or trace.output.shape[1])
     if target.varies:
-        raise TargetError(f"{text}: is another class for every picture; name the class")
+        raise TargetError(f"{text}: is another class for every image; name the class")
     if target.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return OfOutput(text, target)

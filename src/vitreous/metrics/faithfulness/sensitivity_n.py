@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from vitreous._support.statistics import pearson
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import Curve, Share, hide
 from vitreous.registry import metric
@@ -34,14 +35,14 @@ def sensitivity_n(
     checks the values of signed maps.
 
     Pearson's r of Σ_{i∈S} s_i and y(x) − y(x without S) over random sets S of n patches, y the score (a logit for a
-    class); the mean over n. Not a number where all sums are the same (a map of one value) or all drops are
+    class); the mean over n. NaN where all sums are the same (a map of one value) or all drops are
     """
     hidden = draw(case.trace, shares, subsets, seed)
     whole = case.trace.score(case.target).detach().double()[:, None]
     drops = whole - hide(case, case.target, hidden, fill, "sensitivity_n").double()
     sums = torch.einsum("btn,bn->bt", hidden.double(), case.patches.flatten(1).double())
     each = (len(sums), len(shares), subsets)
-    curve = pearson(sums.view(each), drops.view(each), ROUNDING * whole.abs())
+    curve = foretold(sums.view(each), drops.view(each), ROUNDING * whole.abs())
     return Measured(curve.nanmean(1), curve, shares)
 
 
@@ -54,9 +55,8 @@ def draw(trace: Trace, shares: Sequence[float], subsets: int, seed: int) -> Bool
     return (torch.stack(ranks) < sizes).to(trace.images.device)
 
 
-def pearson(a: Float[Tensor, "B S K"], b: Float[Tensor, "B S K"], least: Float[Tensor, "B 1"]) -> Curve:
-    """The correlation along the last axis; not a number where one side does not vary (b: by no more than `least`)."""
-    a, b = (x - x.mean(-1, keepdim=True) for x in (a, b))
-    still = (a.abs().amax(-1) == 0) | (b.abs().amax(-1) <= least)
-    r = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
-    return r.masked_fill(still, torch.nan)
+def foretold(sums: Float[Tensor, "B S K"], drops: Float[Tensor, "B S K"], least: Float[Tensor, "B 1"]) -> Curve:
+    """Pearson's r along the last axis; NaN where the sums are all the same, or the drops up to `least`."""
+    off = (drops - drops.mean(-1, keepdim=True)).abs().amax(-1)
+    r = torch.from_numpy(pearson(sums.cpu().numpy(), drops.cpu().numpy())).to(drops.device)
+    return r.masked_fill(off <= least, torch.nan)
