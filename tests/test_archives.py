@@ -29,7 +29,8 @@ from vitreous.errors import InputError, ModelError, TargetError
 from vitreous.images import archives
 from vitreous.images.dataset import Data, read_data
 from vitreous.images.masks import read_mask
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.models.match_labels import match_labels
 
 SIZE = (30, 20)
@@ -38,7 +39,7 @@ Files = Sequence[tuple[str, bytes]]
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 def photo(grey: int = 0, form: str = "PNG", size: tuple[int, int] = SIZE) -> bytes:

@@ -21,7 +21,8 @@ from vitreous import Attribution, Model, registry
 from vitreous._support.files import FIGURES
 from vitreous.attribution import Views, join, save_arrays
 from vitreous.errors import InputError, OptionError, TargetError
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 
 
 def made(count: int = 3, **changes: Any) -> Attribution:
@@ -40,7 +41,7 @@ def made(count: int = 3, **changes: Any) -> Attribution:
 @pytest.fixture(scope="module")
 def small() -> Model:
     """A tiny classifier that takes photos of any shape."""
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), name="small")
 
 
 @pytest.fixture

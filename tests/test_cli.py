@@ -25,7 +25,8 @@ from vitreous import METHODS, Attribution, Model
 from vitreous.cli import explain, options
 from vitreous.cli.explain import unique_names
 from vitreous.cli.main import main
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")
@@ -33,7 +34,7 @@ SMALL = ("--model", "test_vit", "--weights", "random")
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 @pytest.fixture
@@ -568,7 +569,7 @@ def test_wrong_weights_name_the_keys(run: Run, tmp_path: Path) -> None:
 def test_windowed_models_are_refused_with_advice(
     run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swin = Model(zoo.network("timm Swin"), default((56, 56), *IMAGENET), name="swin")
+    swin = Model(zoo.network("timm Swin"), cropped((56, 56), *IMAGENET), name="swin")
     monkeypatch.setattr(options, "load_model", lambda *_: swin)
     path = photo(tmp_path / "a.png")
     said = run("explain", path, "-x", "centre,rollout").error

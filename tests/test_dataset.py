@@ -17,13 +17,14 @@ import vitreous
 from vitreous import Model
 from vitreous.errors import InputError, TargetError
 from vitreous.images.dataset import Sample, read_data
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.models.match_labels import match_labels
 
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 def photo(path: Path) -> Path:

@@ -29,6 +29,7 @@ from vitreous.errors import InputError, ModelError, WeightsError
 from vitreous.models import load as sources
 from vitreous.models.checkpoint import Blank
 from vitreous.models.labels import read_labels
+from vitreous.models.libraries import embedded
 
 open_clip = pytest.importorskip("open_clip", reason="models come from open_clip too: pip install 'vitreous[clip]'")
 transformers = pytest.importorskip("transformers", reason="and from transformers: pip install 'vitreous[hf]'")
@@ -479,7 +480,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
 
 
 def test_unknown_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "load_embedded", lambda *_: pytest.fail("loaded before the device was known"))
+    monkeypatch.setattr(embedded, "load", lambda *_: pytest.fail("loaded before the device was known"))
     for device in ("tpu:0", "cuda:99", "nonsense"):
         said = refusal(device=device)
         assert said.startswith(f"there is no device {device!r} here")

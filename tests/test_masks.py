@@ -18,6 +18,7 @@ from vitreous.errors import InputError
 from vitreous.images import pictures, preprocess
 from vitreous.images.masks import check_masks, list_masks, read_mask, read_masks
 from vitreous.images.preprocess import Preprocess
+from vitreous.models.libraries import cropped
 
 SIZE = (64, 64)
 STRETCH = preprocess.adapt(v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Resize(SIZE)]))
@@ -26,7 +27,7 @@ DRAWN[6:18, 24:42] = True
 
 
 def centre_crop(side: int, crop: float) -> Preprocess:
-    return preprocess.default((side, side), *preprocess.IMAGENET, crop=crop)
+    return cropped((side, side), *preprocess.IMAGENET, crop=crop)
 
 
 def letterbox(image: Image.Image) -> torch.Tensor:

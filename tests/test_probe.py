@@ -28,8 +28,9 @@ import vitreous
 from vitreous import METHODS, Concept, Model, Trace
 from vitreous.errors import InputError, ModelError, OptionError, Unsupported, VitreousError, WeightsError
 from vitreous.images import class_folders as imagefolder
-from vitreous.images.preprocess import IMAGENET, Preprocess, default
+from vitreous.images.preprocess import IMAGENET, Preprocess
 from vitreous.models.fingerprint import fingerprint
+from vitreous.models.libraries import cropped
 from vitreous.models.probe import train as probe
 from vitreous.models.probe.attach import Probed, embed
 from vitreous.models.probe.train import Evaluation, Probe, Progress, attach, evaluate, load_probe, train
@@ -638,7 +639,7 @@ def test_crops() -> None:
 
 
 def test_augmented_pictures_have_the_colours_and_size_of_the_model() -> None:
-    steps = default((32, 48), *IMAGENET)
+    steps = cropped((32, 48), *IMAGENET)
     flat = Image.new("RGB", (90, 70), (200, 30, 90))
     made = imagefolder.augmentation(steps, 0, 0)(flat, 0)
     assert made.shape == (3, 32, 48)

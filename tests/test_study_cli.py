@@ -23,8 +23,9 @@ from vitreous.cli import study as command
 from vitreous.evaluation.study import local
 from vitreous.evaluation.study.kind import HOMES
 from vitreous.evaluation.study.store import Store
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
 from vitreous.models import load as sources
+from vitreous.models.libraries import cropped
 
 assert album
 
@@ -35,7 +36,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(spec: str | None = None, weights: str | None = None, *_: Any, **more: Any) -> Model:
         net = zoo.network("timm ViT") if weights is None else other_network()
-        return Model(net, default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name=spec or "small")
+        return Model(net, cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name=spec or "small")
 
     monkeypatch.setattr(sources, "load", load)
 

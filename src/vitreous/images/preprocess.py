@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.errors import ModelError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 MIDDLE = 128  # blue of the ramp: what is not of this colour did not come from the picture
 BICUBIC = Image.Resampling.BICUBIC
@@ -109,12 +108,8 @@ def adapt(given: Any) -> Preprocess:
     """What a user calls preprocessing: torchvision transforms, a Hugging Face image processor, any callable."""
     if isinstance(given, Preprocess):
         return given
-    if hasattr(given, "image_processor") and not hasattr(given, "image_mean"):
-        return adapt(given.image_processor)
     if not callable(given):
         raise ModelError(f"a {type(given).__name__} is not a preprocessing; give a callable from PIL image to tensor")
-    if hasattr(given, "image_mean"):  # a Hugging Face image processor
-        return measured(lambda image: given(images=image, return_tensors="pt")["pixel_values"])
     return measured(given)
 
 
@@ -126,114 +121,3 @@ def measured(transform: Callable[[Image.Image], Any]) -> Preprocess:
     if not even or (high - low).min() < 1e-6:  # colours of its own for every picture
         return Preprocess(transform, *UNKNOWN)
     return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())
-
-
-def default(size: tuple[int, int], mean: Sequence[float], std: Sequence[float], crop: float = 1.0) -> Preprocess:
-    """Short side to the size (bicubic), centre crop, normalise."""
-    from timm.data.transforms_factory import transforms_imagenet_eval
-
-    mean, std = tuple(mean), tuple(std)
-    return adapt(transforms_imagenet_eval(size, crop_pct=crop, interpolation="bicubic", mean=mean, std=std))
-
-
-def of_timm(net: nn.Module, size: tuple[int, int] | None = None) -> Preprocess:
-    """timm's own evaluation transform for this model."""
-    from timm.data import create_transform, resolve_data_config
-
-    config = resolve_data_config({}, model=net)
-    size = size or expected_size(net)
-    if size is not None:
-        config["input_size"] = (3, *size)
-    return adapt(create_transform(**config))
-
-
-def of_hf(net: Any, size: tuple[int, int] | None = None, local: bool = True) -> Preprocess:
-    """The image processor saved with the model; else the one usual for this architecture, at the model's own size."""
-    saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
-    if saved is not None:
-        return adapt(saved) if size is None else resized(saved, size)
-    size = size or expected_size(net) or (224, 224)
-    kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
-    usual = usual_processor(kind)
-    return default(size, *IMAGENET) if usual is None else resized(usual, size)
-
-
-def saved_processor(name: str, local: bool) -> Any:
-    """The image processor in a folder or in the local cache (or, not only `local`, on the hub), if there is one."""
-    from transformers import AutoImageProcessor
-
-    try:
-        return AutoImageProcessor.from_pretrained(name, local_files_only=local) if name else None
-    except Exception:  # none was saved, or it needs what is not installed: the usual one serves
-        return None
-
-
-def usual_processor(kind: str) -> Any:
-    """The processor that transformers pairs with an architecture, with the colours its models were trained on."""
-    import transformers
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
-
-    named = NAMES.get(kind) or ()
-    names = [named.get("torchvision"), named.get("pil")] if isinstance(named, dict) else list(named)
-    make = next((getattr(transformers, name) for name in names if name and hasattr(transformers, name)), None)
-    if make is None or not getattr(make(), "size", None):
-        return None
-    colours = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]} if kind.startswith(PLAIN) else {}
-    scale = {"size": {"shortest_edge": 256}} if make.__name__.startswith("Bit") else {}
-    return make(**colours, **scale)
-
-
-# Their processor's defaults are another model's; the published checkpoints carry ImageNet's colours.
-PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
-
-
-def resized(processor: Any, size: tuple[int, int]) -> Preprocess:
-    """A processor for another input size: the same share of the picture, the same colours."""
-    told = processor.to_dict()
-    before, crop = dict(told["size"]), dict(told.get("crop_size") or {}) if told.get("do_center_crop") else {}
-    edge = before.get("shortest_edge")
-    kept = crop["height"] / (edge or before["height"]) if crop else 1.0  # of the resized picture's side
-    if edge and size[0] != size[1]:  # it would pad a square picture
-        return default(size, told["image_mean"], told["image_std"], kept)
-    high, wide = (round(side / kept) for side in size)
-    told["size"] = {"shortest_edge": min(high, wide)} if edge and crop else {"height": high, "width": wide}
-    if crop:
-        told["crop_size"] = {"height": size[0], "width": size[1]}
-    return adapt(type(processor)(**told))
-
-
-def of_openclip(net: Any, size: tuple[int, int]) -> Preprocess:
-    """open_clip's own evaluation transform, as far as the model carries it."""
-    config = getattr(net.visual, "preprocess_cfg", None) or {}
-    try:
-        from open_clip.transform import PreprocessCfg, image_transform_v2
-
-        return adapt(image_transform_v2(PreprocessCfg(**{**config, "size": size}), is_train=False))
-    except ImportError:
-        return default(size, *CLIP)
-
-
-def of_module(net: nn.Module) -> Preprocess:
-    """The best that can be known about any module."""
-    if hasattr(net, "pretrained_cfg"):
-        return of_timm(net)
-    if hasattr(net, "config") and hasattr(net.config, "model_type"):
-        return of_hf(net)
-    size = expected_size(net) or (224, 224)
-    if hasattr(net, "encode_image") and hasattr(net, "visual"):
-        return of_openclip(net, size)
-    return default(size, *IMAGENET, crop=0.875 if type(net).__module__.startswith("torchvision.") else 1.0)
-
-
-def expected_size(net: nn.Module) -> tuple[int, int] | None:
-    """The image size that a module says it takes, if it says so anywhere."""
-    places = [net, getattr(net, "patch_embed", None), getattr(net, "visual", None), getattr(net, "config", None)]
-    places.append(getattr(getattr(net, "config", None), "vision_config", None))
-    for place in places:
-        for name in ("image_size", "img_size"):
-            size = getattr(place, name, None)
-            if isinstance(size, int):
-                return size, size
-            if isinstance(size, tuple | list) and len(size) == 2:
-                return int(size[0]), int(size[1])
-    return None

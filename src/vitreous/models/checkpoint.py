@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from vitreous.errors import WeightsError, one_line
 
 State = dict[str, Tensor]
+Convert = Callable[[State, nn.Module], State]  # to a network's own names
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "teacher", "module")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 HEADS = ("head.weight", "classifier.weight", "heads.head.weight", "fc.weight")
@@ -88,11 +88,10 @@ class Blank(TorchFunctionMode):
         return first if draws and isinstance(first, nn.Parameter) else func(*args, **(kwargs or {}))
 
 
-def fill(net: nn.Module, state: State, path: str) -> None:
-    """Load strictly; names are brought to the network's own where that is known; else say what does not fit."""
+def fill(net: nn.Module, state: State, path: str, convert: Convert | None = None) -> None:
+    """Load strictly, after `convert` where the names differ from the network's own; else say what does not fit."""
     own = net.state_dict()
     state = bare_names(own, state)
-    convert = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
     if convert is not None and mismatch(own, state):
         try:
             converted = convert(dict(state), net)

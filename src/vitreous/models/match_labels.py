@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 
 from vitreous.errors import TargetError, nearest
 from vitreous.images.archives import some
 from vitreous.images.dataset import Data
 from vitreous.models.labels import find_exact, names
+from vitreous.models.libraries import wordnet
 from vitreous.models.model import Model
 
 SAME = 0.5  # of the class names; two lists of classes that agree by so much are one, spelled in two ways
@@ -53,7 +53,7 @@ def class_number(label: int | str, model: Model) -> int | None:
         return int(label) if int(label) < (model.outputs or 0) else None
     if re.match(r"n\d{8}", label):  # names may stand for two classes (crane), these numbers do not
         known = wordnet().get(label[:9])
-        if known is not None and known[1] in names(model.labels.get(known[0], "")):
+        if known is not None and names(known[1])[0] in names(model.labels.get(known[0], "")):
             return known[0]
     return next((found for text in spellings(label) if (found := find_exact(text, model.labels)) is not None), None)
 
@@ -62,12 +62,3 @@ def spellings(label: str) -> list[str]:
     """great_white_shark as it is, with spaces, and without a WordNet number before it."""
     bare = re.sub(r"^n\d{8}[_\- ]*", "", label)
     return [text for text in dict.fromkeys((label, label.replace("_", " "), bare, bare.replace("_", " "))) if text]
-
-
-@cache
-def wordnet() -> dict[str, tuple[int, str]]:
-    """ImageNet's classes by their WordNet numbers: the class number and its first name."""
-    from timm.data import ImageNetInfo
-
-    info = ImageNetInfo()
-    return {name: (index, names(info.index_to_description(index))[0]) for index, name in enumerate(info.label_names())}
