@@ -26,7 +26,7 @@ from PIL import Image
 import vitreous
 from vitreous import Model
 from vitreous.errors import InputError, ModelError, TargetError
-from vitreous.images import archives
+from vitreous.images import tars
 from vitreous.images.dataset import Data, read_data
 from vitreous.images.masks import read_mask
 from vitreous.images.preprocess import IMAGENET
@@ -213,11 +213,11 @@ def test_shards_by_folder_pattern_or_range(shards: Path, way: str) -> None:
 
 
 def test_braces_as_a_shell_writes_them_out() -> None:
-    assert archives.braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    assert archives.braces("{8..10}") == ["8", "9", "10"] and archives.braces("{2..0}") == ["2", "1", "0"]
-    assert archives.braces("{000..002}") == ["000", "001", "002"]
-    assert archives.braces("{a,b}/{1..2}.tar") == ["a/1.tar", "a/2.tar", "b/1.tar", "b/2.tar"]
-    assert archives.braces("{x}{}{1..}.tar") == ["{x}{}{1..}.tar"]
+    assert tars.braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert tars.braces("{8..10}") == ["8", "9", "10"] and tars.braces("{2..0}") == ["2", "1", "0"]
+    assert tars.braces("{000..002}") == ["000", "001", "002"]
+    assert tars.braces("{a,b}/{1..2}.tar") == ["a/1.tar", "a/2.tar", "b/1.tar", "b/2.tar"]
+    assert tars.braces("{x}{}{1..}.tar") == ["{x}{}{1..}.tar"]
 
 
 def test_braces_in_a_name_that_exists(tmp_path: Path) -> None:

@@ -124,16 +124,8 @@ def test_conventions_are_enough() -> None:
 
 # ---------------------------------------------------------------------------------------- nobody else knows a library
 
-NAMES = {
-    "timm",
-    "transformers",
-    "torchvision",
-    "open_clip",
-    "huggingface",
-    "accelerate",
-    "openclip",
-    "hf/",
-}  # hf alone is an extra
+NAMES = {"timm", "transformers", "torchvision", "open_clip", "openclip", "huggingface", "accelerate"}
+PREFIX = "hf/"  # hf alone is an extra of the package
 QUIRKS = {
     *("pretrained_cfg", "preprocess_cfg", "patch_embed", "reg_token", "checkpoint_filter_fn"),
     *("grad_checkpointing", "gradient_checkpointing", "_hf_hook", "main_input_name", "model_type", "vision_config"),
@@ -162,7 +154,7 @@ def words(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [*(node.module or "").split("."), *(alias.name for alias in node.names)]
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.findall(r"^(?:hf/|\w+)", node.value) if re.fullmatch(r"\S+", node.value) else []
+        return re.findall(rf"^(?:{PREFIX}|\w+)", node.value) if re.fullmatch(r"\S+", node.value) else []
     if isinstance(node, ast.alias):  # named by its import
         return []
     named = [getattr(node, field, None) for field in ("id", "attr", "arg", "name")]
@@ -175,7 +167,7 @@ def known_libraries(code: str) -> Iterator[tuple[int, str]]:
     prose = texts(tree)
     for node in ast.walk(tree):
         if id(node) not in prose:
-            yield from ((getattr(node, "lineno", 0), word) for word in words(node) if word in NAMES | QUIRKS)
+            yield from ((getattr(node, "lineno", 0), word) for word in words(node) if word in {*NAMES, *QUIRKS, PREFIX})
 
 
 def test_no_other_module_knows_a_library() -> None:

@@ -31,9 +31,11 @@ from vitreous.images import class_folders as imagefolder
 from vitreous.images.preprocess import IMAGENET, Preprocess
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.libraries import cropped
-from vitreous.models.probe import train as probe
-from vitreous.models.probe.attach import Probed, embed
-from vitreous.models.probe.train import Evaluation, Probe, Progress, attach, evaluate, load_probe, train
+from vitreous.models.probe import resume
+from vitreous.models.probe.attach import Probe, Probed, attach, embed, load_probe
+from vitreous.models.probe.evaluate import Evaluation, evaluate
+from vitreous.models.probe.progress import Progress
+from vitreous.models.probe.train import Training, train
 
 CLASSES = ("blue", "green", "red")
 LEARNED = 1e-3  # rounding, after some steps of learning have made it larger
@@ -399,7 +401,7 @@ def test_a_resumed_run_ends_with_the_same_head(augment: bool, data: Path, tmp_pa
         with pytest.raises(KeyboardInterrupt):
             train(counted.model, data, out, **QUICK, augment=augment, progress=stop_after(epoch))
         assert files(tmp_path) == ["parts.embeddings", "parts.resume", "whole"]
-        assert probe.unfinished(out)
+        assert resume.unfinished(out)
     report = train(counted.model, data, out, **QUICK, augment=augment)
     assert counted.images == (12 + 6 * 36 if augment else 48), "nothing was computed twice"
     assert report.resumed == 5
@@ -408,7 +410,7 @@ def test_a_resumed_run_ends_with_the_same_head(augment: bool, data: Path, tmp_pa
         assert astuple(now) == pytest.approx(astuple(then), rel=LEARNED)
     assert report == replace(whole, out=out, backbone=report.backbone, resumed=5, epochs=report.epochs)
     assert files(tmp_path) == ["parts", "whole"]
-    assert not probe.unfinished(out)
+    assert not resume.unfinished(out)
 
 
 @pytest.mark.parametrize(("stage", "done"), [("embedding", 1), ("training", 1), ("training", 8)])
@@ -417,7 +419,7 @@ def test_interrupts_within_a_long_epoch(
 ) -> None:
     options: dict[str, Any] = {**QUICK, "batch": 10}
     train(zoo.model("timm ViT"), data, tmp_path / "whole", **options)
-    monkeypatch.setattr(probe, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
     counted = Counted()
     with pytest.raises(KeyboardInterrupt):
         train(
@@ -756,15 +758,15 @@ def test_command_line_interrupted(
     run: Run, weights: tuple[str, ...], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("probe", "train", data, *weights, *FAST, "--no-augment", "--out", "p")
-    finish = probe.Training.finish_epoch
+    finish = Training.finish_epoch
 
-    def interrupted(self: probe.Training) -> None:
+    def interrupted(self: Training) -> None:
         if self.at.epoch == 2:
             raise KeyboardInterrupt
         finish(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(probe.Training, "finish_epoch", interrupted)
+        patched.setattr(Training, "finish_epoch", interrupted)
         ran = run(*words)
     assert ran.code == 130
     assert ran.err.splitlines() == ["note: the same command, given again, goes on from here", "interrupted"]

@@ -17,7 +17,9 @@ from vitreous.cli.arguments import AsJson, Device, ImageSize, ModelName, Weights
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
-    from vitreous.models.probe.train import Evaluation, Progress, Report
+    from vitreous.models.probe.evaluate import Evaluation
+    from vitreous.models.probe.progress import Progress
+    from vitreous.models.probe.train import Report
 
 OUT = Path("probe.safetensors")
 SHOWN = 10  # skipped pictures that are named
@@ -49,7 +51,8 @@ def train(
     """Train a linear head for the classes of a folder. An interrupted run goes on where it was."""
     from vitreous.cli.options import load_model
     from vitreous.images.class_folders import open_folder
-    from vitreous.models.probe import train as probe
+    from vitreous.models.probe.resume import unfinished
+    from vitreous.models.probe.train import train as train_probe
 
     if weights == "random":
         raise OptionError("--weights random: these are others every time, so that no probe on them could be used again")
@@ -57,7 +60,7 @@ def train(
     backbone = load_model(model, weights, device, img_size)
     try:
         with bar(hidden=as_json) as show:
-            report = probe.train(
+            report = train_probe(
                 backbone,
                 data,
                 out,
@@ -71,7 +74,7 @@ def train(
                 progress=show,
             )
     except KeyboardInterrupt:
-        if probe.unfinished(out):
+        if unfinished(out):
             typer.secho("note: the same command, given again, goes on from here", err=True, fg="yellow")
         raise
     given = {"--model": model, "--weights": weights, "--img-size": img_size, "--probe": str(out)}
@@ -92,12 +95,13 @@ def evaluate(
     """Measure a probe on a folder of classes: its accuracy, in all and for each class."""
     from vitreous.cli.options import load_model
     from vitreous.images.class_folders import open_folder
-    from vitreous.models.probe import train as probe
+    from vitreous.models.probe.attach import load_probe
+    from vitreous.models.probe.evaluate import evaluate as measure
 
-    open_folder(data, probe.load_probe(file).classes)
+    open_folder(data, load_probe(file).classes)
     probed = load_model(model, weights, device, img_size, None, file)
     with bar(hidden=as_json) as show:
-        found = probe.evaluate(probed, data, batch=batch, progress=show)
+        found = measure(probed, data, batch=batch, progress=show)
     tell_measured(found, as_json)
 
 

@@ -146,6 +146,10 @@ class Reader:
             raise InputError(f"the pictures come out of preprocessing in different sizes: {sizes[:5]}")
         return list(made), torch.stack(list(made.values())) if made else None
 
+    def reasons(self) -> dict[str, str]:
+        """Why images were left out, by their files."""
+        return {str(self.folder.files[number]): why for number, why in sorted(self.skipped.items())}
+
     def why_none(self, numbers: list[int]) -> str | None:
         """What is wrong with the first of these pictures, if none can be read."""
         why = None

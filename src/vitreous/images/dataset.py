@@ -18,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 
 from vitreous.errors import InputError
-from vitreous.images import archives, pictures
-from vitreous.images.archives import LABEL, Stored, read_label, some, stamp_file
+from vitreous.images import pictures, saved_datasets, tars
+from vitreous.images.entries import LABEL, Found, read_label, some, stamp_file
+from vitreous.images.pictures import Stored
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 TABLE = "labels.csv"
@@ -106,13 +107,13 @@ def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | Non
 
 def read_files(sources: list[str | Path], source: str) -> Data:
     """Tars or pictures."""
-    tars = archives.find_tars(sources)
-    if tars:
-        return stored(source, archives.read_tars(tars))
+    shards = tars.find_tars(sources)
+    if shards:
+        return stored(source, tars.read_tars(shards))
     return Data(source, plain_samples(pictures.find(*sources), None))
 
 
-def stored(source: str, found: archives.Found) -> Data:
+def stored(source: str, found: Found) -> Data:
     return Data(source, tuple(Sample(*entry) for entry in found.entries), found.notes, found.classes)
 
 
@@ -152,11 +153,11 @@ def read_folder(root: Path, masks: str | Path | None) -> Data:
         beside = root / "masks"
         found = with_masks(found, beside) if masks is None and beside.is_dir() else found
         return replace(found, samples=tuple(replace(s, name=str(Path("images", s.name))) for s in found.samples))
-    if archives.is_saved(root):
-        return stored(str(root), archives.read_saved(root))
-    tars = archives.tars_in(root)
-    if tars:
-        return stored(str(root), archives.read_tars(tars))
+    if saved_datasets.is_saved(root):
+        return stored(str(root), saved_datasets.read_saved(root))
+    shards = tars.tars_in(root)
+    if shards:
+        return stored(str(root), tars.read_tars(shards))
     return plain_folder(root, None if masks is None else Path(masks))
 
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 from vitreous.errors import TargetError, nearest
-from vitreous.images.archives import some
 from vitreous.images.dataset import Data
+from vitreous.images.entries import some
 from vitreous.models.labels import find_exact, names
 from vitreous.models.libraries import wordnet
 from vitreous.models.model import Model
