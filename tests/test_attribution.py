@@ -328,7 +328,7 @@ def test_targets_must_be_as_many_as_images(targets: Any, small: Model) -> None:
 
 def test_one_bad_picture_among_many_is_named(small: Model, shots: list[Path]) -> None:
     shots[3].write_bytes(b"not a picture")
-    with pytest.raises(InputError, match=r"03\.png: is not a picture"):
+    with pytest.raises(InputError, match=r"03\.png: is not an image"):
         vitreous.explain(small, shots, "rollout")
 
 

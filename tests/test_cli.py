@@ -291,9 +291,9 @@ def test_one_bad_picture_in_a_folder_does_not_stop_the_others(run: Run, quick: M
     assert result.code == 0
     assert names(tmp_path / "out") == ["0.npz", "0.png", "1.npz", "1.png", "2.npz", "2.png"]
     assert "3 pictures of 4 explained by small" in result.out
-    assert result.err == "skipped: in/bad.jpg: is not a picture that Pillow can read\n"
+    assert result.err == "skipped: in/bad.jpg: is not an image that Pillow can read\n"
     told = json.loads(run("explain", "in", "-x", "centre", "-o", "out", "--json").out)
-    assert told["failed"] == [{"image": "in/bad.jpg", "reason": "in/bad.jpg: is not a picture that Pillow can read"}]
+    assert told["failed"] == [{"image": "in/bad.jpg", "reason": "in/bad.jpg: is not an image that Pillow can read"}]
 
 
 @pytest.mark.parametrize("given", [["in/bad.jpg", "in/0.png"], ["in", "in/bad.jpg"], ["in/0.png", "gone.png"]])
@@ -310,7 +310,7 @@ def test_nothing_but_bad_pictures(run: Run, quick: Model, tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "bad.jpg").write_bytes(b"nothing")
     result = run("explain", "in", "-o", "out")
-    assert result.error == "in/bad.jpg: is not a picture that Pillow can read"
+    assert result.error == "in/bad.jpg: is not an image that Pillow can read"
     assert result.out == ""
     assert not (tmp_path / "out").exists()
     asked = run("explain", "in", "--json")
@@ -320,7 +320,7 @@ def test_nothing_but_bad_pictures(run: Run, quick: Model, tmp_path: Path) -> Non
 
 def test_a_folder_without_pictures(run: Run, quick: Model, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    assert run("explain", "in").error.startswith("in: no pictures in this folder")
+    assert run("explain", "in").error.startswith("in: no images in this folder")
 
 
 # ------------------------------------------------------------------------------------------------------ what is written

@@ -535,8 +535,8 @@ def single_pictures(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (empty_class, "no pictures in the class folder red"),
-        (corrupt_class, "no picture of class green to learn from can be read"),
+        (empty_class, "no images in the class folder red"),
+        (corrupt_class, "no training image of class green can be read"),
         (one_class, "a single class, blue"),
         (no_classes, "no sub-folders"),
         (single_pictures, "two or more are needed"),
@@ -605,7 +605,7 @@ def test_files_that_are_no_probes(tmp_path: Path) -> None:
 def test_embeddings_that_are_not_finite(data: Path, tmp_path: Path) -> None:
     steps = zoo.model("timm ViT").preprocess
     model = Model(zoo.network("timm ViT"), steps, forward=lambda x: x.flatten(1) / 0, classifier=False)
-    assert "not finite" in refusal(lambda: train(model, data, tmp_path / "p", **QUICK), ModelError)
+    assert "NaN or infinite" in refusal(lambda: train(model, data, tmp_path / "p", **QUICK), ModelError)
     assert files(tmp_path) == []
 
 
@@ -689,7 +689,7 @@ def test_evaluation_counts(others: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "reds")
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"")
-    assert "no picture can be read" in refusal(lambda: evaluate(attach(model, head), tmp_path))
+    assert "no image can be read" in refusal(lambda: evaluate(attach(model, head), tmp_path))
     assert "batch" in refusal(lambda: evaluate(attach(model, head), others, batch=0), OptionError)
 
 
@@ -795,7 +795,7 @@ def test_command_line_errors(run: Run, weights: tuple[str, ...], data: Path, spo
     picture = spoilt / "blue" / "01.png"
     said = run("explain", picture, *weights, "--probe", "other", "--labels", "labels.txt").error
     assert "brings its own labels" in said
-    assert "knows no class of this name" in run("probe", "eval", "other", data, *weights).error
+    assert "has no class of this name" in run("probe", "eval", "other", data, *weights).error
     assert not (tmp_path / "vitreous-out").exists()
 
 

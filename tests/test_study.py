@@ -113,7 +113,7 @@ def test_maps_are_those_of_explain(small: Model, album: Path, tmp_path: Path) ->
     assert list(table["asked"]) == (["label"] * 3 + ["top-2"] * 3) * 10
     assert list(table["method"]) == ["attention", "gae", "gradient"] * 20
     bad = table[table["error"].notna()]
-    assert set(bad["image"]) == {"cat/3.png"} and len(bad) == 6 and "not a picture" in bad["error"].iloc[0]
+    assert set(bad["image"]) == {"cat/3.png"} and len(bad) == 6 and "not an image" in bad["error"].iloc[0]
     maps = study.maps()
     assert len(maps) == 54 and list(maps["image"]) == [n for n in names(album) if n != "cat/3.png" for _ in range(6)]
     for row in maps.to_dict("records"):

@@ -1,4 +1,4 @@
-"""Images as they are found within something larger, each kept as its place: small enough to send to any process."""
+"""Images inside archives: each entry only says where its image is, so it is cheap to send to another process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 3  # examples in an error
 
 
 class Entry(NamedTuple):
-    """One picture as it was found."""
+    """One image, where it was found."""
 
     image: Stored
     name: str
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 class Found(NamedTuple):
-    """All pictures of a source; its classes' names where they are numbered."""
+    """All images of a source, and the names of its classes if it numbers them."""
 
     entries: list[Entry]
     notes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 def stamp_file(path: Path) -> str:
-    """A file's size and time: another where it was changed."""
+    """A file's size and time of change."""
     try:
         seen = path.stat()
     except (OSError, ValueError):
@@ -41,7 +41,7 @@ def stamp_file(path: Path) -> str:
 
 
 def read_label(text: str) -> int | str | None:
-    """A class number or name; -1 stands for none."""
+    """A class number or name; -1 means none."""
     text = text.strip()
     return (int(text) if re.fullmatch(r"\d+", text) else text) if text not in ("", "-1") else None
 

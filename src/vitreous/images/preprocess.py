@@ -1,4 +1,4 @@
-"""From a picture to a model's input, as the model's own configuration says, and back again for drawing."""
+"""Preprocessing: from an image to a model's input, and back to colours for drawing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitreous.errors import ModelError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-MIDDLE = 128  # blue of the ramp: what is not of this colour did not come from the picture
+MIDDLE = 128  # blue of the ramp: any other value is padding
 BICUBIC = Image.Resampling.BICUBIC
-Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the picture
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the image
 
 
 @dataclass(frozen=True, eq=False)
 class Preprocess:
-    """A callable from picture to tensor, with the colours that undo it."""
+    """A callable from image to tensor, with the mean and standard deviation that undo it."""
 
     transform: Callable[[Image.Image], Any]
     mean: Sequence[float]
@@ -35,15 +35,15 @@ class Preprocess:
 
     @cached_property
     def size(self) -> tuple[int, int]:
-        """Height and width of what comes out."""
+        """Height and width of the input it makes."""
         shape = self(Image.new("RGB", (320, 320))).shape
         return shape[-2], shape[-1]
 
     def colours(self, x: Float[Tensor, "3 Y X"]) -> np.ndarray:
-        """The picture that this input shows, [Y X 3] in 0…1."""
+        """The image that this input shows, [Y X 3] in 0…1."""
         mean, std = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (self.mean, self.std))
         rgb = x.detach().float().cpu() * std + mean
-        if rgb.min() < -0.2 or rgb.max() > 1.2:  # not the colours this class knows: stretch what there is
+        if rgb.min() < -0.2 or rgb.max() > 1.2:  # normalised in some other way: use the full range
             rgb = (rgb - rgb.min()) / (rgb.max() - rgb.min()).clamp_min(1e-12)
         return rgb.clamp(0, 1).permute(1, 2, 0).numpy()
 
@@ -52,13 +52,13 @@ class Preprocess:
         return {}
 
     def box(self, size: tuple[int, int]) -> Box:
-        """What part of a picture of this (width, height) reaches the model; beyond the picture where it is padded."""
+        """The part of an image of this (width, height) that the model sees; larger than the image if it is padded."""
         if size not in self._boxes:
             self._boxes[size] = find_box(self, size)
         return self._boxes[size]
 
     def view(self, image: Image.Image, most: int = 1024) -> Image.Image:
-        """The part of a picture that the model sees, in the picture's own resolution (at most `most` pixels a side)."""
+        """The part of an image that the model sees, in the image's resolution (at most `most` pixels per side)."""
         left, top, right, bottom = self.box(image.size)
         scale = min(1.0, most / max(right - left, bottom - top))
         size = max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale))
@@ -69,7 +69,7 @@ class Preprocess:
 
 
 def checked(x: Any) -> Tensor:
-    """What a preprocessing returned, if it is one picture for a network."""
+    """The result of a preprocessing; raises unless it is a float tensor [3 Y X]."""
     x = x[0] if isinstance(x, Tensor) and x.ndim == 4 and len(x) == 1 else x
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[0] != 3 or not x.is_floating_point():
         said = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -78,7 +78,7 @@ def checked(x: Any) -> Tensor:
 
 
 def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
-    """Send a ramp of colours through and read off where its edges lie."""
+    """Preprocess a colour ramp and read off where its edges are."""
     wide, high = size
     ramp = np.full((high, wide, 3), MIDDLE, np.uint8)
     ramp[:, :, 0] = ((np.arange(wide) + 0.5) / wide * 255).round()
@@ -92,7 +92,7 @@ def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
 
 
 def ends(ramp: np.ndarray, inside: np.ndarray, axis: int) -> tuple[float, float] | None:
-    """Where a rising line meets the outer edges, the photo's own where they are half a pixel off; None: it is none."""
+    """Where a rising line meets the outer edges, rounded to the image's own edges; None if it is not a line."""
     where = np.flatnonzero(inside.mean(axis) > 0.5 * inside.mean(axis).max(initial=0.1))
     if len(where) < 2:
         return None
@@ -105,7 +105,7 @@ def ends(ramp: np.ndarray, inside: np.ndarray, axis: int) -> tuple[float, float]
 
 
 def adapt(given: Any) -> Preprocess:
-    """What a user calls preprocessing: torchvision transforms, a Hugging Face image processor, any callable."""
+    """Any callable from a PIL image to a tensor."""
     if isinstance(given, Preprocess):
         return given
     if not callable(given):
@@ -114,10 +114,10 @@ def adapt(given: Any) -> Preprocess:
 
 
 def measured(transform: Callable[[Image.Image], Any]) -> Preprocess:
-    """The colours come from what a black and a white picture turn into, whoever wrote the transform."""
+    """Find the colours of any transform from what it makes of a black and a white image."""
     black, white = (checked(transform(Image.new("RGB", (256, 256), c))).double() for c in ("black", "white"))
     low, high = black.mean((1, 2)), white.mean((1, 2))  # [3]
     even = max(black.flatten(1).std(1).max(), white.flatten(1).std(1).max()) < 1e-3
-    if not even or (high - low).min() < 1e-6:  # colours of its own for every picture
+    if not even or (high - low).min() < 1e-6:  # it normalises every image by itself
         return Preprocess(transform, *UNKNOWN)
     return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())

@@ -1,4 +1,4 @@
-"""Data sets that Hugging Face's `datasets` wrote with `save_to_disk`, one row an image."""
+"""Hugging Face data sets on disk, written by `save_to_disk`: one image per row."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ INFO, STATE, SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
 
 @dataclass(frozen=True, slots=True)
 class Row(Stored):
-    """One row of a data set that was saved with `save_to_disk`."""
+    """One row of a saved data set."""
 
     folder: Path
-    mark: str  # the data set's fingerprint: another one is opened anew
+    mark: str  # the data set's fingerprint: if it changes, the files are opened again
     column: str
     number: int
 
@@ -35,7 +35,7 @@ class Row(Stored):
         if held.get("bytes") is not None:
             return bytes(held["bytes"])
         if not held.get("path"):
-            raise InputError(f"{self}: this row holds no picture")
+            raise InputError(f"{self}: this row contains no image")
         return Path(held["path"]).read_bytes()
 
     @property
@@ -47,18 +47,18 @@ class Row(Stored):
 
 
 def is_saved(folder: Path) -> bool:
-    """Was it written by `save_to_disk`?"""
+    """Was this folder written by `save_to_disk`?"""
     return (folder / SPLITS).is_file() or ((folder / INFO).is_file() and (folder / STATE).is_file())
 
 
 def read_saved(folder: Path) -> Found:
-    """The rows of a data set, or of the only split of several."""
+    """The rows of a data set, or of its only split."""
     folder = one_split(folder) if (folder / SPLITS).is_file() else folder
     state = read_json(folder / STATE)
     mark = str(state.get("_fingerprint"))
-    saved = open_saved(folder, mark) if state.get("_data_files") else ()  # it cannot open an empty one
+    saved = open_saved(folder, mark) if state.get("_data_files") else ()  # datasets cannot open an empty one
     if not len(saved):
-        raise InputError(f"{folder}: this data set holds no rows")
+        raise InputError(f"{folder}: this data set has no rows")
     image, mask = image_columns(saved, folder)
     labels, classes = read_labels(saved)
     entries = []
@@ -86,20 +86,20 @@ def read_json(file: Path) -> dict[str, Any]:
 
 @cache
 def open_saved(folder: Path, mark: str) -> Any:
-    """The data set without the format it was saved in; once in a process."""
+    """Open a data set, once per process, without the output format it was saved with."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         datasets = needs("datasets", "hf")
         try:
             with no_bars(datasets):
                 return datasets.load_from_disk(str(folder)).with_format(None)
-        except Exception as error:  # pyarrow and datasets raise all sorts
+        except Exception as error:  # pyarrow and datasets raise all kinds of errors
             raise InputError(f"{folder}: cannot be read as a saved data set ({one_line(error, 100)})") from None
 
 
 @cache
 def open_column(folder: Path, mark: str, column: str) -> Any:
-    """One column of pictures as they were stored, not decoded."""
+    """One column of images, as encoded bytes."""
     import datasets
 
     return open_saved(folder, mark).select_columns([column]).cast_column(column, datasets.Image(decode=False))
@@ -117,7 +117,7 @@ def no_bars(datasets: Any) -> Iterator[None]:
 
 
 def image_columns(saved: Any, folder: Path) -> tuple[str, str | None]:
-    """The first column of pictures, and the one of masks."""
+    """The first column of images, and the column of masks if there is one."""
     import datasets
 
     columns = [name for name, feature in saved.features.items() if isinstance(feature, datasets.Image)]
@@ -131,7 +131,7 @@ def image_columns(saved: Any, folder: Path) -> tuple[str, str | None]:
 
 
 def row_names(saved: Any, column: str) -> list[str]:
-    """The stored files' names where they tell rows apart, else the rows' numbers."""
+    """Names of rows: the stored file name if it is unique, else the row number."""
     import pyarrow.compute
 
     paths = pyarrow.compute.struct_field(saved.data.column(column), "path").to_pylist()
@@ -141,7 +141,7 @@ def row_names(saved: Any, column: str) -> list[str]:
 
 
 def read_labels(saved: Any) -> tuple[list[int | str | None], tuple[str, ...]]:
-    """The label of each row, by name where classes have names, and these names."""
+    """The label of each row (a name if classes have names), and the names of the classes."""
     import datasets
 
     known = saved.features
@@ -160,7 +160,7 @@ def read_labels(saved: Any) -> tuple[list[int | str | None], tuple[str, ...]]:
 
 
 def label_of(value: int | None, classes: Sequence[str]) -> int | str | None:
-    """A class's name; its number where it has none."""
+    """The name of a class, or its number if it has none."""
     if value is None or value < 0:
         return None
     return read_label(classes[value]) if value < len(classes) else value

@@ -1,4 +1,4 @@
-"""Tar shards as WebDataset writes them: found by name, scanned by their headers, read one image at a time."""
+"""WebDataset tar files: only headers are scanned, and each image is read on its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Member(Stored):
-    """One file within a tar that is not compressed."""
+    """One file in an uncompressed tar file."""
 
     tar: Path
     name: str
@@ -41,7 +41,7 @@ class Member(Stored):
         opened.seek(self.offset)
         held = opened.read(self.size)
         if len(held) < self.size:
-            raise InputError(f"{self}: {self.tar.name} has been cut off since it was read")
+            raise InputError(f"{self}: {self.tar.name} has been truncated since it was scanned")
         return held
 
     @property
@@ -57,16 +57,16 @@ def is_tar(path: str | Path) -> bool:
 
 
 def find_tars(sources: Sequence[str | Path]) -> list[Path]:
-    """The tars that names, folders, patterns and ranges stand for; none where they stand for pictures."""
+    """The tar files that names, folders, patterns and ranges stand for; none if they stand for images."""
     found = [tars_of(source) for source in sources]
     if any(found) and not all(found):
         other = next(source for source, tars in zip(sources, found) if not tars)
-        raise InputError(f"{other}: is no tar; give tars or pictures, not both")
+        raise InputError(f"{other}: is not a tar file; give tar files or images, not both")
     return list({os.path.abspath(tar): tar for tars in found for tar in tars}.values())
 
 
 def tars_of(source: str | Path) -> list[Path]:
-    """The tars that one name stands for."""
+    """The tar files that one name stands for."""
     path = Path(source)
     if not str(source).strip():
         return []
@@ -78,21 +78,21 @@ def tars_of(source: str | Path) -> list[Path]:
 
 
 def tars_in(folder: Path) -> list[Path]:
-    """The tars that lie in a folder without pictures; beside pictures they are what these were unpacked from."""
+    """The tar files in a folder; none if it has images too, which were probably unpacked from them."""
     tars = sorted(file for file in folder.iterdir() if is_tar(file) and file.name[0] != "." and file.is_file())
     beside = tars and any(file.suffix.lower() in pictures.ENDINGS for file in pictures.visible(folder))
     return [] if beside else tars
 
 
 def braces(text: str) -> list[str]:
-    """`{000..146}` and `{a,b}` written out, as a shell does."""
+    """Expand `{000..146}` and `{a,b}` as a shell does."""
     pieces = BRACES.split(text)  # every second one stood in braces
     options = [choices(piece) or ["{" + piece + "}"] if i % 2 else [piece] for i, piece in enumerate(pieces)]
     return ["".join(chosen) for chosen in itertools.product(*options)]
 
 
 def choices(piece: str) -> list[str]:
-    """What the inside of braces stands for; nothing where it is plain text."""
+    """What a text in braces stands for; an empty list if it is plain text."""
     ends = RANGE.fullmatch(piece)
     if ends is None:
         return piece.split(",") if "," in piece else []
@@ -104,7 +104,7 @@ def choices(piece: str) -> list[str]:
 
 
 def read_tars(tars: Sequence[Path]) -> Found:
-    """The pictures of every tar, in order; the tar's own name before theirs where there are several."""
+    """The images of all tar files, in order; names begin with the tar file's if there are several."""
     check_tars(tars)
     entries: list[Entry] = []
     broken, unread = [], []
@@ -116,19 +116,19 @@ def read_tars(tars: Sequence[Path]) -> Found:
         entries += inside
         unread += lost
     if not entries and broken:
-        raise InputError(f"{some(broken)}: cannot be read as a tar; fetch it again")
+        raise InputError(f"{some(broken)}: cannot be read as a tar file; download it again")
     if not entries:
         raise InputError(
-            f"{some([str(tar) for tar in tars])}: no pictures inside ({', '.join(sorted(pictures.ENDINGS))})"
+            f"{some([str(tar) for tar in tars])}: no images inside ({', '.join(sorted(pictures.ENDINGS))})"
         )
     notes = []
     if broken:
-        notes.append(f"{len(broken)} of {len(tars)} tars cut off or damaged, the rest is used: {some(broken)}")
+        notes.append(f"{len(broken)} of {len(tars)} tar files truncated or damaged, the rest is used: {some(broken)}")
     if unread:
         notes.append(f"{len(unread)} labels cannot be read: {some(unread)}")
     repeated = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if repeated:
-        notes.append(f"{len(repeated)} names come more than once, all are used: {some(repeated)}")
+        notes.append(f"{len(repeated)} names occur more than once, all are used: {some(repeated)}")
     return Found(entries, tuple(notes))
 
 
@@ -138,16 +138,16 @@ def check_tars(tars: Sequence[Path]) -> None:
             raise packed(tar)
     missing = [str(tar) for tar in tars if not tar.is_file()]
     if missing:
-        count = "" if len(tars) == 1 else f" ({len(missing)} of {len(tars)} tars are not there)"
+        count = "" if len(tars) == 1 else f" ({len(missing)} of {len(tars)} tar files are missing)"
         raise InputError(f"{some(missing)}: no such file{count}")
 
 
 def packed(tar: Path) -> InputError:
-    return InputError(f"{tar}: is compressed, so one picture cannot be read without all before it; unpack it to a .tar")
+    return InputError(f"{tar}: is compressed, so single images cannot be read; decompress it to a .tar")
 
 
 def prefixes(tars: Sequence[Path]) -> list[str]:
-    """`shard-000/`, with as much of the path as differs; nothing for a tar alone."""
+    """`shard-000/`, with as much of the path as differs; empty for a single tar file."""
     if len(tars) == 1:
         return [""]
     full = [os.path.abspath(tar) for tar in tars]
@@ -156,23 +156,23 @@ def prefixes(tars: Sequence[Path]) -> list[str]:
 
 
 def scan(tar: Path) -> tuple[list[Member], str | None]:
-    """The files of a tar from their headers alone, and what ends it too early."""
+    """The files in a tar file, from their headers alone, and what is wrong if it ends early."""
     members: list[Member] = []
     try:
         with tar.open("rb") as held, tarfile.open(fileobj=held, mode="r:") as opened:
             end = os.fstat(held.fileno()).st_size
             while (header := opened.next()) is not None:
-                opened.members = []  # type: ignore[attr-defined]  # it would keep them all
+                opened.members = []  # type: ignore[attr-defined]  # or it would keep them all in memory
                 if header.isreg() and header.offset_data + header.size > end:
-                    return members, "it is cut off"
+                    return members, "it is truncated"
                 if header.isreg() and not header.issparse():
                     name = header.name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
                     members.append(Member(tar, name.removeprefix("./"), header.offset_data, header.size))
             held.seek(opened.offset)
             mark = held.read(tarfile.BLOCKSIZE)
-            if mark.strip(tarfile.NUL) or not mark:  # the reader takes a damaged header for the end
+            if mark.strip(tarfile.NUL) or not mark:  # tarfile takes a damaged header for the end
                 return members, "a header is damaged" if mark else "it has no end mark"
-    except Exception as error:  # damaged headers raise all sorts
+    except Exception as error:  # damaged headers raise all kinds of errors
         if not members and is_packed(tar):
             raise packed(tar) from None
         return members, one_line(error, 100)
@@ -180,7 +180,7 @@ def scan(tar: Path) -> tuple[list[Member], str | None]:
 
 
 def is_packed(tar: Path) -> bool:
-    """Does it open only by way of a decompressor?"""
+    """Is it compressed, whatever its name?"""
     try:
         return tarfile.is_tarfile(tar)
     except Exception:
@@ -188,14 +188,14 @@ def is_packed(tar: Path) -> bool:
 
 
 def read_members(tar: Path, members: Sequence[Member], prefix: str) -> tuple[list[Entry], list[str]]:
-    """Pictures with what goes by the same key, and the labels that cannot be read."""
+    """Images with the label and mask of the same key, and the names of those whose label cannot be read."""
     entries: list[Entry] = []
     unread: list[str] = []
     if not members:
         return entries, unread
     with tar.open("rb") as opened:
         for group in by_key(members):
-            shown = [member for ending, member in group.items() if is_picture(ending)]
+            shown = [member for ending, member in group.items() if is_image(ending)]
             if not shown:
                 continue
             mask = next((member for ending, member in group.items() if is_mask(ending)), None)
@@ -209,7 +209,7 @@ def read_members(tar: Path, members: Sequence[Member], prefix: str) -> tuple[lis
 
 
 def by_key(members: Sequence[Member]) -> list[dict[str, Member]]:
-    """Members of one key by their endings; an ending that comes again begins another group."""
+    """Members grouped by key, each by its ending; a repeated ending starts a new group."""
     groups: list[dict[str, Member]] = []
     current: dict[str, dict[str, Member]] = {}
     for member in members:
@@ -230,13 +230,13 @@ def is_mask(ending: str) -> bool:
     return any(word in MASK for word in words) and (words[-1] in MASK or f".{words[-1]}" in pictures.ENDINGS)
 
 
-def is_picture(ending: str) -> bool:
+def is_image(ending: str) -> bool:
     words = ending.split(".")
     return f".{words[-1]}" in pictures.ENDINGS and not is_mask(ending)
 
 
 def find_label(group: Mapping[str, Member], opened: BinaryIO) -> int | str | None:
-    """From `.cls`, else from `.json`."""
+    """The label, from `.cls` or else from `.json`."""
     if "cls" in group:
         return read_label(group["cls"].read_from(opened).decode())
     if "json" not in group:

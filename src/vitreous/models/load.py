@@ -26,11 +26,11 @@ def load(
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     probe: str | Path | None = None,
 ) -> Model:
-    """A model by name.
+    """Load a model by name.
 
-    "timm/NAME" or NAME, "hf/ID" or "hf/FOLDER", "torchvision/NAME", "openclip/NAME[:TAG]"; nothing: the embedded one.
-    `weights`: a .safetensors or .pth file, or "random"; nothing: the published ones. `img_size`: another input size.
-    `probe`: a file of `vitreous probe train`, whose classes take the place of the model's own.
+    "timm/NAME" or NAME, "hf/ID" or "hf/FOLDER", "torchvision/NAME", "openclip/NAME[:TAG]"; by default the embedded
+    model. `weights`: a .safetensors or .pth file, or "random"; by default the published ones. `img_size`: another input
+    size. `probe`: a file written by `vitreous probe train`, whose classes replace the model's own.
     """
     if probe is not None and labels is not None:
         raise ModelError("a probe brings its own labels; give either labels or a probe")
@@ -59,19 +59,19 @@ def parse(spec: str | None) -> tuple[str, str]:
 
 
 def is_here(spec: str | None) -> bool:
-    """Is it in the package or in a folder, so that nothing is downloaded?"""
+    """Is it in the package or in a local folder, so that nothing is downloaded?"""
     source, name = parse(spec)
     return source == embedded.PREFIX or Path(name).is_dir()
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
-    """The one asked for, or the GPU if there is one."""
+    """The requested device; by default a GPU if there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
         return torch.device(device)
-    except Exception as error:  # each backend has its own way to say that it is not there
+    except Exception as error:  # every backend raises its own kind
         raise ModelError(f"there is no device {str(device)!r} here ({one_line(error, 80)}); try cpu") from None
 
 
@@ -93,6 +93,6 @@ def to_size(size: int | Size | None) -> Size | None:
 
 
 def catalogue(everything: bool = True) -> dict[str, list[str]]:
-    """The names that `load` knows, by source; or only those of Vision Transformers."""
+    """The names that `load` accepts, by source: all of them, or only Vision Transformers."""
     found = {prefix: source.names(everything) for prefix, source in SOURCES.items()}
     return {prefix: names for prefix, names in found.items() if names is not None}

@@ -1,4 +1,4 @@
-"""Any network with what it takes to feed it pictures and to name what comes out."""
+"""Any network, with its preprocessing and the names of its classes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class Model:
-    """A network as it is, its preprocessing and its labels. The network is never changed.
+    """A network, its preprocessing and its labels. The network itself is never changed.
 
     `forward` runs the network on a batch (found for timm, transformers, torchvision and open_clip models);
-    `classifier` says whether its output is class scores; `layout` overrides what the probe finds.
+    `classifier` says whether its output is class scores; `layout` replaces what the layout run finds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Model:
 
     @property
     def preprocess(self) -> preprocess.Preprocess:
-        """How pictures become its input."""
+        """How an image becomes its input."""
         if not isinstance(self._preprocess, preprocess.Preprocess):
             given = self._preprocess
             self._preprocess = self.library.preprocess(self.module) if given is None else adapt(given)
@@ -114,7 +114,7 @@ class Model:
         return self
 
     def prepare(self, images: Any) -> Images:
-        """Pictures, preprocessed; a float tensor [B,3,H,W] is taken as it is."""
+        """Preprocess images; a float tensor [B,3,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
         if isinstance(images, Tensor):
@@ -124,21 +124,19 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(
-                f"the pictures come out of preprocessing in different sizes: {[tuple(x.shape[1:]) for x in ready]}"
-            )
+            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
-            raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of pictures; give [B, 3, H, W]")
+            raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of images; give [B, 3, H, W]")
         if not images.is_cuda:
             refuse_infinite(images.sum())
         return images
 
     def run(self, images: Images) -> Float[Tensor, "rows C"]:
-        """One forward pass, whatever the network calls its output."""
+        """One forward pass; the scores or the embedding of each image."""
         try:
             output = read_output(self._call(images), self.name)
             self.outputs = output.shape[1]
@@ -152,7 +150,7 @@ class Model:
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
     def _why(self, error: Exception, size: tuple[int, int]) -> str:
-        """Why a run failed, as far as the size of the image tells."""
+        """Why a forward pass failed, as far as the image size tells."""
         given, usual = "×".join(map(str, size)), "×".join(map(str, self.size))
         said = one_line(error, 120)
         if size == self.size:
@@ -212,7 +210,7 @@ def capturing(images: Tensor) -> bool:
 
 def refuse_infinite(total: Tensor) -> None:
     if not total.isfinite():
-        raise InputError("the image tensor holds values that are not finite")
+        raise InputError("the image tensor contains NaN or infinite values")
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -221,7 +219,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def read_output(raw: Any, name: str) -> Output:
-    """The one vector per image in whatever a model returns."""
+    """Find the one vector per image in whatever a network returns."""
     hint = "say how to read it, e.g. Model(net, forward=lambda x: "
     if isinstance(raw, Mapping):
         found = find_output(raw)

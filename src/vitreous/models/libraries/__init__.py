@@ -1,4 +1,4 @@
-"""What is particular to a model library, each in its own file; everything else asks here.
+"""Model libraries, one module each. No other part of the package knows anything about a particular library.
 
 Each module has the functions of `library.Library`: owns, name, labels, classifies, run, preprocess, text, load, names.
 """
@@ -16,14 +16,14 @@ from vitreous.models.libraries.timm import wordnet
 
 __all__ = ["Library", "Loaded", "Size", "adapt", "cropped", "embedded", "find_output", "library_of", "wordnet"]
 
-LIBRARIES: tuple[Library, ...] = (timm, huggingface, torchvision, open_clip, any_other)  # the first that owns a network
+LIBRARIES: tuple[Library, ...] = (timm, huggingface, torchvision, open_clip, any_other)  # the first owner counts
 SOURCES: dict[str, Source] = {source.PREFIX: source for source in (embedded, *LIBRARIES) if source.PREFIX}
 DEFAULT = timm.PREFIX  # of a name without a prefix
-# Of all libraries, as a network of one may hold parts of another:
+# Of all libraries together, as a network of one may contain modules of another:
 CHECKPOINTING = tuple(dict.fromkeys(flag for library in LIBRARIES for flag in library.CHECKPOINTING))
 HOOKS = frozenset(hook for library in LIBRARIES for hook in library.HOOKS)
 
 
 def library_of(net: nn.Module) -> Library:
-    """The library whose conventions this network follows; `any` where it follows none."""
+    """The first library that owns this network; the last one, `any`, owns all."""
     return next(library for library in LIBRARIES if library.owns(net))

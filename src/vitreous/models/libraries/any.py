@@ -1,4 +1,4 @@
-"""Networks of no known library: a plain call, and the conventions that authors share."""
+"""Networks of no known library: a plain call, and conventions that many authors share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(net: nn.Module, images: Tensor) -> Any:
 
 
 def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
-    """The whole short side, ImageNet's colours; the size is looked for wherever networks state it."""
+    """A centre crop of the full short side in ImageNet's colours, at the size that the network states anywhere."""
     config = getattr(net, "config", None)
     places = net, getattr(net, "patch_embed", None), getattr(net, "visual", None), config
     found = size or stated_size(*places, getattr(config, "vision_config", None))
@@ -50,7 +50,7 @@ def text(net: nn.Module, name: str) -> Callable[[str], Any] | None:
 
 
 def load(name: str, weights: str | None, size: Size | None) -> Loaded:
-    raise ModelError(f"{name}: a network of no known library has no name to load it by; give it to Model(net)")
+    raise ModelError(f"{name}: a network of no known library cannot be loaded by name; give it to Model(net)")
 
 
 def names(everything: bool) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""The model in the package: timm's DeiT-Tiny with four registers, and ImageNet's class names. A source, no library."""
+"""The embedded model: timm's DeiT-Tiny with four registers, and ImageNet's class names. A source, not a library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASSETS = Path(__file__).parents[2] / "assets"
 
 
 def load(name: str, weights: str | None, size: Size | None) -> Loaded:
-    """It, whatever the name; `weights` may be any DeiT-Tiny's."""
+    """Load the embedded model, whatever the name; `weights` may be those of any DeiT-Tiny."""
     import timm
 
     state = None if weights == RANDOM else read_state(weights or str(ASSETS / f"{NAME}.safetensors"))

@@ -63,7 +63,7 @@ def run(net: Any, images: Tensor) -> Any:
 
 
 def stretch(net: Any, images: Tensor) -> dict[str, bool]:
-    """What a network must be told when an image has another size than usual."""
+    """The option that a network needs if an image has another size than usual."""
     usual = own_size(net)
     other = usual is not None and tuple(images.shape[-2:]) != usual
     return {"interpolate_pos_encoding": True} if other else {}
@@ -94,7 +94,7 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
 
 
 def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
-    """The image processor saved with the network; else the usual one of its architecture, at the network's own size."""
+    """The image processor saved with the network, or else the usual one of its architecture at the network's size."""
     saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
@@ -105,12 +105,12 @@ def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
 
 
 def saved_processor(name: str, local: bool) -> Any:
-    """The image processor in a folder or in the local cache (or, unless `local`, on the hub), if there is one."""
+    """The image processor in a folder or in the local cache (unless `local`, also on the hub), if there is one."""
     from transformers import AutoImageProcessor
 
     try:
         return AutoImageProcessor.from_pretrained(name, local_files_only=local) if name else None
-    except Exception:  # none was saved, or it needs what is not installed: the usual one serves
+    except Exception:  # none was saved, or it needs a package that is not installed: use the usual one
         return None
 
 
@@ -145,7 +145,7 @@ def resized(processor: Any, size: Size) -> Preprocess:
 
 
 def adapt(given: Any) -> Preprocess:
-    """Any preprocessing that a user gives: an image processor, alone or within a processor of images and text, too."""
+    """Any preprocessing a user may give: a callable, an image processor, or a processor of images and text."""
     if hasattr(given, "image_processor") and not hasattr(given, "image_mean"):
         return adapt(given.image_processor)
     if callable(given) and hasattr(given, "image_mean"):
@@ -175,7 +175,7 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         raise
     except Exception as error:
         raise ModelError(f"hf/{name}: cannot be loaded ({one_line(error, 200)})") from error
-    net.config._name_or_path = name  # where its image processor lies
+    net.config._name_or_path = name  # where its image processor is
     return Loaded(net, find_preprocess(net, size, local=False), Path(name).name)
 
 
@@ -211,5 +211,5 @@ def quiet() -> Iterator[None]:
 
 
 def names(everything: bool) -> list[str] | None:
-    """The hub's models and the user's folders are not listed."""
+    """None: neither the hub's models nor the user's folders can be listed."""
     return None

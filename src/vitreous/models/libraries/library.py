@@ -1,6 +1,6 @@
-"""What every library's module offers, and what several of them need.
+"""The functions that every library's module has, and helpers that several of them use.
 
-A library that does as any other imports the function from `any`. mypy checks the modules against `Library`.
+A module without a quirk of its own imports the function from `any`. mypy checks every module against `Library`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Size = tuple[int, int]  # height, width
 
 
 class Loaded(NamedTuple):
-    """A network loaded by name, with what its library knows about it; None: asked of the network itself."""
+    """A network that was loaded by name. Where labels or classifier are None, the network itself is asked."""
 
     net: nn.Module
     preprocess: Preprocess
@@ -26,47 +26,47 @@ class Loaded(NamedTuple):
 
 
 class Source(Protocol):
-    """Networks that are loaded by name: "PREFIX/NAME"."""
+    """Loads networks by name: "PREFIX/NAME"."""
 
     PREFIX: str
 
     def load(self, name: str, weights: str | None, size: Size | None) -> Loaded:
-        """A network by name; `weights`: a file, "random", or None for the published ones."""
+        """Load a network; `weights` is a file, "random", or None for the published ones."""
 
     def names(self, everything: bool) -> list[str] | None:
-        """The names to choose from, or only those of Vision Transformers; None: they cannot be listed."""
+        """All names, or only those of Vision Transformers; None if they cannot be listed."""
 
 
 class Library(Source, Protocol):
     """How the networks of one library are recognised, run and described."""
 
-    CHECKPOINTING: tuple[str, ...]  # flags of a module that make it run parts of itself again in the backward pass
-    HOOKS: tuple[str, ...]  # attributes of a module that show that its forward is wrapped
+    CHECKPOINTING: tuple[str, ...]  # flags of modules that recompute activations in the backward pass
+    HOOKS: tuple[str, ...]  # attributes of modules whose forward is wrapped
 
     def owns(self, net: nn.Module) -> bool:
-        """Is this network of the library, or written after its conventions?"""
+        """Does the network belong to this library, or follow its conventions?"""
 
     def name(self, net: nn.Module) -> str:
-        """What the network is called in figures and errors."""
+        """The name of the network, for figures and errors."""
 
     def labels(self, net: nn.Module) -> Mapping[int, str]:
-        """The names of its classes, as far as it carries them."""
+        """The names of its classes, if the network knows them."""
 
     def classifies(self, net: nn.Module) -> bool | None:
-        """Are its outputs class scores? None: unknown."""
+        """Are its outputs class scores? None if unknown."""
 
     def run(self, net: nn.Module, images: Tensor) -> Any:
-        """One forward pass over images; whatever the network returns."""
+        """One forward pass; returns whatever the network returns."""
 
     def preprocess(self, net: nn.Module, size: Size | None = None) -> Preprocess:
         """The library's evaluation transform for this network, at its own size or another."""
 
     def text(self, net: nn.Module, name: str) -> Callable[[str], Any] | None:
-        """How it embeds a text, whatever it returns then; None: it has no text tower. `name`: of the model."""
+        """A function that embeds a prompt; None without a text tower. `name`: the model's, for the tokenizer."""
 
 
 def stated_size(*places: Any) -> Size | None:
-    """The image size that one of these objects states, the first that does."""
+    """The image size that the first of these objects states that has one."""
     for place in places:
         for name in ("image_size", "img_size"):
             size = getattr(place, name, None)
@@ -78,7 +78,7 @@ def stated_size(*places: Any) -> Size | None:
 
 
 def cropped(size: Size, mean: Sequence[float], std: Sequence[float], crop: float = 1.0) -> Preprocess:
-    """Scale the short side to the size (bicubic), crop the centre, normalise: timm's usual transform, for everyone."""
+    """Scale the short side (bicubic), crop the centre, normalise: timm's evaluation transform, for any library."""
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     mean, std = tuple(mean), tuple(std)

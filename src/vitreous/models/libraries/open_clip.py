@@ -37,7 +37,7 @@ def run(net: Any, images: Tensor) -> Any:
 
 
 def preprocess(net: Any, size: Size | None = None) -> Preprocess:
-    """Its own evaluation transform, as far as the network carries it."""
+    """open_clip's evaluation transform, with the settings that the network carries."""
     if not (hasattr(net, "encode_image") and hasattr(net, "visual")):
         return any_other.preprocess(net, size)
     size = size or stated_size(net, net.visual) or (224, 224)

@@ -22,7 +22,7 @@ from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not
 PREFIX = "timm"
 CHECKPOINTING: tuple[str, ...] = ("grad_checkpointing",)
 HOOKS: tuple[str, ...] = ()
-ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # names that timm looks up outside its own list
+ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # names that are not in timm's own list
 TRANSFORMERS = [  # its files of Vision Transformers
     *("beit", "cait", "deit", "eva", "naflexvit", "swin_transformer", "swin_transformer_v2"),
     *("vision_transformer", "vision_transformer_relpos", "xcit"),
@@ -40,7 +40,7 @@ def name(net: nn.Module) -> str:
 
 
 def labels(net: nn.Module) -> Mapping[int, str]:
-    """ImageNet's, where the number of classes and the name of the weights say that it was trained on one of them."""
+    """ImageNet's names, if the number of classes and the name of the weights point to one of its subsets."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     count: Any = getattr(net, "num_classes", None)
@@ -90,7 +90,7 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
 
 
 def hint(name: str) -> str:
-    """What may have been meant by something that is not the name of a timm model."""
+    """What the user may have meant by something that is not the name of a timm model."""
     path = Path(name)
     if path.is_dir() or (name.count("/") == 1 and not path.suffix):
         return f"; a Hugging Face folder or ID is written hf/{name}"
@@ -102,7 +102,7 @@ def hint(name: str) -> str:
 
 
 def converter(net: nn.Module) -> Convert | None:
-    """What brings the original authors' checkpoints to timm's names, where its file of this network has that."""
+    """The function that converts the original authors' checkpoints, if timm has one for this network."""
     found: Convert | None = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
     return found
 

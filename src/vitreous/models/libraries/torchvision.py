@@ -61,7 +61,7 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
 
 
 def transform(net: nn.Module, usual: Any) -> Preprocess:
-    """That of the usual weights, unless this network was built for another size."""
+    """The transform of the usual weights, unless this network was built for another size."""
     steps, side = adapt(usual.transforms()), getattr(net, "image_size", None)
     return steps if side is None or steps.size == (side, side) else preprocess(net)
 
@@ -73,7 +73,7 @@ def one_side(size: Size, name: str) -> int:
 
 
 def resample(net: Any, state: State) -> State:
-    """A state whose position embedding has the size of this network's."""
+    """Resize the position embedding of a state to this network's."""
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
     key = "encoder.pos_embedding"

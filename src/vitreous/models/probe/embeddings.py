@@ -1,4 +1,4 @@
-"""The embeddings that a probe learns from: computed once and kept, or of random crops, batch by batch."""
+"""The embeddings that a probe is trained on: computed once, or anew from random crops in every epoch."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Batch = tuple[Tensor, Tensor]  # embeddings [b D] and classes [b]
 
 @dataclass(frozen=True)
 class Kept:
-    """Embeddings by the number of their picture."""
+    """Embeddings, found by the number of their image."""
 
     rows: Tensor  # [n D]
     place: dict[int, int]
     labels: tuple[int, ...]
 
     def take(self, numbers: list[int]) -> Batch:
-        """Those of these pictures that could be read."""
+        """Embeddings and classes of those of these images that could be read."""
         there = [number for number in numbers if number in self.place]
         rows = self.rows[[self.place[number] for number in there]]
         return rows, torch.tensor([self.labels[number] for number in there])
 
 
 def embed_all(model: Model, reader: Reader, numbers: list[int], batch: int, files: Files, tell: Tell) -> Kept:
-    """The embeddings of pictures as they are, computed once; a resumed run goes on behind the last group on disk."""
+    """Embed images without augmentation, once; a resumed run continues after the last group on disk."""
     groups = [numbers[start : start + batch] for start in range(0, len(numbers), batch)]
     found = files.read(files.embeddings) or {"rows": [], "numbers": [], "groups": 0, "skipped": {}}
     reader.skipped |= found["skipped"]
@@ -65,16 +65,16 @@ def plain(model: Model) -> Make:
 
 
 def embed_still(model: Model, images: Tensor) -> Tensor:
-    """Embeddings without gradients, the network in eval mode and left as it was."""
+    """Embed a batch without gradients, in eval mode, and leave the network as it was."""
     with torch.no_grad(), model.still():
         found = embed(model, model.prepare(images)).float()
     if not found.isfinite().all():
-        raise ModelError(f"the embedding of {model.name} holds values that are not finite; try another dtype")
+        raise ModelError(f"the embedding of {model.name} contains NaN or infinite values; try another dtype")
     return found
 
 
 class Feed:
-    """The batches of an epoch, in an order of its own: of kept embeddings, or of random crops."""
+    """The batches of each epoch in an order of its own: of kept embeddings, or of random crops."""
 
     def __init__(
         self, model: Model, reader: Reader, numbers: list[int], batch: int, seed: int, kept: Kept | None
@@ -84,7 +84,7 @@ class Feed:
         self.count = -(-len(self.numbers) // batch)
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch | None]:
-        """From batch `start` on; None in place of one of which no picture can be read."""
+        """The batches from `start` on; None for a batch of which no image can be read."""
         order = list(self.numbers)
         random.Random(f"order {self.seed} {epoch}").shuffle(order)
         groups = [order[i : i + self.batch] for i in range(start * self.batch, len(order), self.batch)]

@@ -1,4 +1,4 @@
-"""Measure a probed model on a folder of classes."""
+"""Measure a model with a probe on a folder of classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.models.probe.progress import Progress, Tell, quietly
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class's pictures, how many were recognised, and for what the others were mostly taken."""
+    """How many images of a class were recognised, and which class the others were most often taken for."""
 
     name: str
     images: int
@@ -33,7 +33,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a probed model names the pictures of a folder."""
+    """How well a model with a probe classifies the images of a folder."""
 
     model: str
     images: int
@@ -43,12 +43,12 @@ class Evaluation:
 
 
 def evaluate(model: Model, data: str | Path, *, batch: int = 128, progress: Tell = quietly) -> Evaluation:
-    """Accuracy on a folder of classes (one sub-folder each, named as in the probe), in all and for each class."""
+    """Measure accuracy, overall and per class, on a folder with one sub-folder per class, named as in the probe."""
     if batch < 1:
         raise OptionError(f"batch = {batch}: must be 1 or more")
     folder = open_folder(Path(data), tuple(model.labels.values()))
     groups = [list(range(i, min(i + batch, len(folder.files)))) for i in range(0, len(folder.files), batch)]
-    named: list[Counter[int]] = [Counter() for _ in folder.classes]  # of each class: what its pictures were taken for
+    named: list[Counter[int]] = [Counter() for _ in folder.classes]  # for each class: what its images were taken for
     images = right = 0
     with torch.inference_mode(False), torch.no_grad(), Reader(folder) as reader:
         for done, (there, x) in enumerate(reader.batches(groups, plain(model)), 1):
@@ -58,7 +58,7 @@ def evaluate(model: Model, data: str | Path, *, batch: int = 128, progress: Tell
             images += len(there)
             progress(Progress("evaluating", done, len(groups), accuracy=right / max(1, images)))
     if not images:
-        raise InputError(f"{folder.root}: no picture can be read: {next(iter(reader.skipped.values()))}")
+        raise InputError(f"{folder.root}: no image can be read: {next(iter(reader.skipped.values()))}")
     scores = tuple(class_score(folder, number, counts) for number, counts in enumerate(named))
     return Evaluation(model.name, images, right / images, scores, reader.reasons())
 

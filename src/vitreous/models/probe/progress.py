@@ -1,4 +1,4 @@
-"""How far a training or an evaluation is."""
+"""How far training or evaluation has come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is: `done` of `total` batches; this epoch's loss so far, the accuracy after the last one."""
+    """`done` of `total` batches; the loss of this epoch so far, the accuracy after the last one."""
 
     stage: str  # "embedding", "training" or "evaluating"
     done: int
@@ -22,4 +22,4 @@ Tell = Callable[[Progress], None]
 
 
 def quietly(progress: Progress) -> None:
-    """Tell nobody."""
+    """Report nothing."""

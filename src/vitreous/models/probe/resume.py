@@ -12,11 +12,11 @@ import torch
 from vitreous._support.files import write_whole
 from vitreous.errors import InputError, OptionError, one_line
 
-SAVE_EVERY = 60.0  # seconds of work that an interrupt may cost, where an epoch is longer
+SAVE_EVERY = 60.0  # seconds of work that an interruption may cost in a long epoch
 
 
 class Files:
-    """Beside the result while a run is under way: its state, and the embeddings that do not change."""
+    """Files beside the result while training runs: its state, and the embeddings that are computed only once."""
 
     def __init__(self, out: Path, identity: dict[str, Any]) -> None:
         self.identity = identity
@@ -31,11 +31,11 @@ class Files:
         self.saved = time.monotonic()
 
     def due(self) -> bool:
-        """Is it time to write again?"""
+        """Is it time to save again?"""
         return time.monotonic() - self.saved >= SAVE_EVERY
 
     def read(self, file: Path) -> dict[str, Any] | None:
-        """What an interrupted run left; an error where that was another run."""
+        """What an interrupted run left, or None; raises if that run had other data or options."""
         if not file.is_file():
             return None
         again = "to begin anew: --fresh (resume=False)"
@@ -46,7 +46,7 @@ class Files:
             raise InputError(f"{file}: cannot be resumed from ({one_line(error, 80)}); {again}") from None
         other = [name for name, value in self.identity.items() if before.get(name) != value]
         if other:
-            raise OptionError(f"{file}: is of an interrupted run with another {' and '.join(other)}; {again}")
+            raise OptionError(f"{file}: is from an interrupted run with another {' and '.join(other)}; {again}")
         return found
 
     def clear(self) -> None:
@@ -55,6 +55,6 @@ class Files:
 
 
 def unfinished(out: str | Path) -> bool:
-    """Does an interrupted run wait to be resumed here?"""
+    """Is there an interrupted run to resume?"""
     files = Files(Path(out), {})
     return files.state.is_file() or files.embeddings.is_file()

@@ -1,7 +1,7 @@
-"""Train a linear probe on a folder of classes, and measure it on another.
+"""Train a linear probe on a folder of classes.
 
-The backbone runs without gradients and stays as it is. All chance is drawn from (seed, epoch, picture), so that an
-interrupted run ends, when it is resumed, with the very head of one that was not.
+The backbone runs without gradients and is not changed. All randomness is drawn from (seed, epoch, image), so that a run
+that was interrupted and resumed ends with the same probe as one that was not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vitreous.models.probe.resume import Files
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the pictures gave."""
+    """The results of one epoch."""
 
     number: int  # from 1
     loss: float
@@ -42,14 +42,14 @@ class Report:
     out: Path
     backbone: str
     classes: tuple[str, ...]
-    learned: int  # pictures
+    learned: int  # images
     validated: int
-    accuracy: float  # of the best epoch, which is what was written
+    accuracy: float  # of the best epoch, the one that was written
     best: int
     epochs: tuple[Epoch, ...]
     steps: int
-    resumed: int  # epochs that an earlier run had done
-    skipped: dict[str, str]  # unreadable pictures, and why
+    resumed: int  # epochs done by an earlier run
+    skipped: dict[str, str]  # unreadable images, and why
 
 
 def train(
@@ -66,10 +66,10 @@ def train(
     resume: bool = True,
     progress: Tell = quietly,
 ) -> Report:
-    """A linear head for the classes of a folder (one sub-folder each); `out` gets the best epoch's.
+    """Train a linear probe on a folder with one sub-folder per class; the best epoch is written to `out`.
 
-    Adam on random crops, mirrored half of the time; without `augment`, on embeddings that are computed once. The best
-    epoch has the highest accuracy (then the lowest loss) on the share of every class that is kept for `validation`.
+    Adam on random crops, half of them mirrored; without `augment`, on embeddings that are computed once. The best epoch
+    has the highest accuracy (then the lowest loss) on the share of every class that is held out for `validation`.
     """
     out, options = Path(out), {"batch": batch, "lr": lr, "validation": validation, "augment": augment, "seed": seed}
     check_options(epochs, batch, lr, validation)
@@ -77,7 +77,7 @@ def train(
     folder = open_folder(Path(data))
     learn, check = split(folder, validation, seed)
     identity = fingerprint(model)
-    files = Files(out, {"backbone": identity, "pictures": folder.digest, "image size": list(model.size), **options})
+    files = Files(out, {"backbone": identity, "images": folder.digest, "image size": list(model.size), **options})
     with torch.inference_mode(False), torch.enable_grad(), Reader(folder) as reader:
         reader.check(learn, check)
         if not resume:
@@ -122,14 +122,14 @@ def check_options(epochs: int, batch: int, lr: float, validation: float) -> None
 
 
 def check_out(out: Path) -> None:
-    """Raise before the work where its result could not be written."""
+    """Raise now if the result could not be written later."""
     if out.is_dir():
         raise InputError(f"{out}: is a folder; name the file to write, e.g. {out / 'probe.safetensors'}")
     there = next(folder for folder in out.absolute().parents if folder.exists())
     if not there.is_dir():
         raise InputError(f"{out}: {there} is a file, not a folder")
     if not os.access(there, os.W_OK):
-        raise InputError(f"{out}: the folder {there} may not be written to")
+        raise InputError(f"{out}: the folder {there} is not writable")
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -137,11 +137,11 @@ def check_out(out: Path) -> None:
 
 @dataclass
 class At:
-    """How far a training is."""
+    """The state of a training."""
 
     epoch: int = 0  # finished ones
     batch: int = 0  # finished ones of this epoch
-    loss: float = 0.0  # summed over the pictures of this epoch
+    loss: float = 0.0  # summed over the images of this epoch
     seen: int = 0
     steps: int = 0
     best: int = 0  # from 1
@@ -149,12 +149,12 @@ class At:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the best epoch."""
+        """Accuracy of the best epoch."""
         return self.history[self.best - 1]["accuracy"] if self.best else None
 
 
 class Training:
-    """Adam on a head that begins at zero; on disk after every epoch, and every minute of a long one."""
+    """Adam on weights that start at zero; saved after every epoch, and every minute of a long one."""
 
     def __init__(
         self, feed: Feed, check: Batch, lr: float, files: Files, tell: Tell, found: dict[str, Any] | None
@@ -188,7 +188,7 @@ class Training:
         self.files.write(self.files.state, {**content, "skipped": skipped})
 
     def go(self, epochs: int) -> None:
-        """Up to this many epochs in all."""
+        """Train up to this many epochs in total."""
         while self.at.epoch < epochs:
             for batch in self.feed.epoch(self.at.epoch, self.at.batch):
                 self.step(batch)
@@ -212,7 +212,7 @@ class Training:
         self.at.batch += 1
 
     def finish_epoch(self) -> None:
-        """Measure the head on the pictures kept for it, and keep it if it is the best so far."""
+        """Measure the probe on the held-out images, and keep it if it is the best so far."""
         at, (x, y) = self.at, self.check
         with torch.no_grad():
             logits = F.linear(x, self.weight, self.bias)
