@@ -15,7 +15,8 @@ torch.set_num_threads(1)
 import zoo
 
 from vitreous import Model, open_study, run_study
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 
 KILLS, ROUNDS = 8, 6
 SHARDS = 10
@@ -50,7 +51,7 @@ def kill_once(seconds: float, album: Path, out: Path, model: Model) -> bool:
 
 def main(album: Path, folder: Path) -> None:
     torch.manual_seed(0)
-    model = Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    model = Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
     go(album, folder / "peace", model)
     begun = os.times().user
     go(album, folder / "again", model)

@@ -17,7 +17,7 @@ import vitreous
 from vitreous.cli import options
 from vitreous.errors import OptionError
 from vitreous.evaluation.advice import line_up
-from vitreous.images.preprocess import default
+from vitreous.models.libraries import cropped
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> vitreous.Model:
     """A model that reads four patches of 36, which attention shows, in place of the embedded one."""
     weights = torch.zeros(6, 6)
     weights[0:2, 3:5] = 3
-    steps = default((48, 48), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    steps = cropped((48, 48), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     model = vitreous.Model(known(weights, gain=30.0).net, steps, ["seen", "nothing"], name="reader")
     monkeypatch.setattr(options, "load_model", lambda *_: model)
     return model

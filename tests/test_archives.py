@@ -26,10 +26,11 @@ from PIL import Image
 import vitreous
 from vitreous import Model
 from vitreous.errors import InputError, ModelError, TargetError
-from vitreous.images import archives
+from vitreous.images import tars
 from vitreous.images.dataset import Data, read_data
 from vitreous.images.masks import read_mask
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.models.match_labels import match_labels
 
 SIZE = (30, 20)
@@ -38,7 +39,7 @@ Files = Sequence[tuple[str, bytes]]
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 def photo(grey: int = 0, form: str = "PNG", size: tuple[int, int] = SIZE) -> bytes:
@@ -151,7 +152,7 @@ def test_a_key_that_comes_again(tmp_path: Path) -> None:
     data = read_data(write_tar(tmp_path / "x.tar", files))
     assert told(data) == [("a.png", 0), ("a (2).png", None), ("b.png", 1), ("a.png (2)", 2), ("a.png (3)", 3)]
     assert greys(data) == [1, 5, 2, 3, 4]
-    assert data.notes == ("1 names come more than once, all are used: a.png",)
+    assert data.notes == ("1 names occur more than once, all are used: a.png",)
 
 
 def test_labels_may_lie_apart_from_their_pictures(tmp_path: Path) -> None:
@@ -212,11 +213,11 @@ def test_shards_by_folder_pattern_or_range(shards: Path, way: str) -> None:
 
 
 def test_braces_as_a_shell_writes_them_out() -> None:
-    assert archives.braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    assert archives.braces("{8..10}") == ["8", "9", "10"] and archives.braces("{2..0}") == ["2", "1", "0"]
-    assert archives.braces("{000..002}") == ["000", "001", "002"]
-    assert archives.braces("{a,b}/{1..2}.tar") == ["a/1.tar", "a/2.tar", "b/1.tar", "b/2.tar"]
-    assert archives.braces("{x}{}{1..}.tar") == ["{x}{}{1..}.tar"]
+    assert tars.braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert tars.braces("{8..10}") == ["8", "9", "10"] and tars.braces("{2..0}") == ["2", "1", "0"]
+    assert tars.braces("{000..002}") == ["000", "001", "002"]
+    assert tars.braces("{a,b}/{1..2}.tar") == ["a/1.tar", "a/2.tar", "b/1.tar", "b/2.tar"]
+    assert tars.braces("{x}{}{1..}.tar") == ["{x}{}{1..}.tar"]
 
 
 def test_braces_in_a_name_that_exists(tmp_path: Path) -> None:
@@ -240,12 +241,12 @@ def test_a_tar_beside_its_unpacked_pictures(tmp_path: Path) -> None:
 
 def test_tars_and_pictures_do_not_mix(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(photo())
-    with pytest.raises(InputError, match=r"a\.png: is no tar; give tars or pictures, not both"):
+    with pytest.raises(InputError, match=r"a\.png: is not a tar file; give tar files or images, not both"):
         read_data([shard(tmp_path / "x.tar", 0), tmp_path / "a.png"])
 
 
 def test_shards_that_are_not_there(shards: Path) -> None:
-    with pytest.raises(InputError, match=r"part-0003\.tar.*: no such file \(2 of 5 tars are not there\)"):
+    with pytest.raises(InputError, match=r"part-0003\.tar.*: no such file \(2 of 5 tar files are missing\)"):
         read_data(f"{shards}/part-{{0000..0004}}.tar")
     with pytest.raises(InputError, match=r"none\.tar: no such file$"):
         read_data(shards / "none.tar")
@@ -261,21 +262,21 @@ def test_compressed_tars_are_refused(tmp_path: Path, name: str) -> None:
     plain = shard(tmp_path / "plain" / "x.tar", 0)
     (tmp_path / name).write_bytes(gzip.compress(plain.read_bytes()))
     for source in (tmp_path / name, [plain, tmp_path / name]):
-        with pytest.raises(InputError, match=r"x\.t.*: is compressed.*unpack it to a \.tar"):
+        with pytest.raises(InputError, match=r"x\.t.*: is compressed.*decompress it to a \.tar"):
             read_data(source)
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar" * 1000, b"\x1f\x8b" + b"x" * 1000, bytes(5)])
 def test_one_unreadable_tar(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.tar after 0 files \(.+\): cannot be read as a tar; fetch it again"):
+    with pytest.raises(InputError, match=r"x\.tar after 0 files \(.+\): cannot be read as a tar file; download"):
         read_data(tmp_path / "x.tar")
 
 
 def test_a_tar_without_pictures(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"x\.tar: no pictures inside \(\.bmp"):
+    with pytest.raises(InputError, match=r"x\.tar: no images inside \(\.bmp"):
         read_data(write_tar(tmp_path / "x.tar", [("a.txt", b"a")]))
-    with pytest.raises(InputError, match="no pictures inside"):
+    with pytest.raises(InputError, match="no images inside"):
         read_data(write_tar(tmp_path / "x.tar", []))
 
 
@@ -285,7 +286,7 @@ def test_a_broken_shard_among_good_ones(shards: Path) -> None:
     data = read_data(shards)
     assert [sample.name[:9] for sample in data.samples] == ["part-0000"] * 3 + ["part-0002"] * 3
     (note,) = data.notes
-    assert "1 of 3 tars cut off or damaged, the rest is used" in note and f"{broken} after 0 files (" in note
+    assert "1 of 3 tar files truncated or damaged, the rest is used" in note and f"{broken} after 0 files (" in note
 
 
 def layout(tar: Path) -> list[tarfile.TarInfo]:
@@ -303,7 +304,7 @@ def test_a_tar_that_ends_too_early(tmp_path: Path, where: str) -> None:
     tar.write_bytes(held[: cut[where]])
     data = read_data(tar)
     assert told(data) == [("000.png", 0), ("001.png", 1)] and greys(data) == [0, 1]
-    assert "1 of 1 tars cut off or damaged" in data.notes[0] and "after 4 files" in data.notes[0]
+    assert "1 of 1 tar files truncated or damaged" in data.notes[0] and "after 4 files" in data.notes[0]
 
 
 def test_any_cut_and_any_scratch_end_well(tmp_path: Path) -> None:
@@ -336,7 +337,7 @@ def test_a_corrupt_picture_is_its_own_error(tmp_path: Path) -> None:
     data = read_data(write_tar(tmp_path / "x.tar", files))
     assert len(data) == 5 and data.notes == ()
     data.samples[0].open()
-    reasons = ["truncated or corrupt", "is not a picture that Pillow can read", "the file is empty", "are too few"]
+    reasons = ["truncated or corrupt", "is not an image that Pillow can read", "the file is empty", "are too few"]
     for sample, reason in zip(data.samples[1:], reasons, strict=True):
         with pytest.raises(InputError, match=rf"x\.tar/{sample.name}: .*{reason}"):
             sample.open()
@@ -347,7 +348,7 @@ def test_a_tar_that_changes_after_it_was_read(tmp_path: Path) -> None:
     before = data.samples[2].stamp
     (tmp_path / "x.tar").write_bytes(b"short")
     assert data.samples[2].stamp != before
-    with pytest.raises(InputError, match=r"x\.tar has been cut off since it was read"):
+    with pytest.raises(InputError, match=r"x\.tar has been truncated since it was scanned"):
         data.samples[2].open()
     (tmp_path / "x.tar").unlink()
     assert data.samples[2].stamp.startswith("missing")
@@ -461,7 +462,7 @@ def test_numbers_decide_where_a_few_names_differ(tmp_path: Path, hf: Any, small:
     classed(hf, ["cat", "dog", *"abcd", "e2"], [6, 0, 1]).save_to_disk(tmp_path / "same")
     assert [sample.label for sample in match_labels(read_data(tmp_path / "same"), small).samples] == [6, 0, 1]
     classed(hf, ["e2", *"dcba", "dog", "cat"], [6, 0, 1]).save_to_disk(tmp_path / "other")
-    with pytest.raises(TargetError, match="1 of 3 labels are no classes of small: e2"):
+    with pytest.raises(TargetError, match="1 of 3 labels are not classes of small: e2"):
         match_labels(read_data(tmp_path / "other"), small)
 
 
@@ -507,7 +508,7 @@ def test_masks_of_a_data_set(tmp_path: Path, hf: Any, small: Model) -> None:
     first, second = data.samples
     mask = read_mask(first.mask, first.open(), small.preprocess, (64, 64))
     assert mask is not None and mask.all() and greys(data) == [0, 1]
-    with pytest.raises(InputError, match=r"row 000001: .*holds no picture"):
+    with pytest.raises(InputError, match=r"row 000001: .*contains no image"):
         read_mask(second.mask, second.open(), small.preprocess, (64, 64))
 
 
@@ -517,7 +518,7 @@ def test_bad_rows_are_their_own_errors(tmp_path: Path, hf: Any) -> None:
     hf.Dataset.from_dict({"image": rows}, features=features).save_to_disk(tmp_path / "set")
     data = read_data(tmp_path / "set")
     data.samples[0].open()
-    reasons = ["holds no picture", "is not a picture", "the file is empty"]
+    reasons = ["contains no image", "is not an image", "the file is empty"]
     for sample, reason in zip(data.samples[1:], reasons, strict=True):
         with pytest.raises(InputError, match=rf"set/row 00000\d: .*{reason}"):
             sample.open()
@@ -525,7 +526,7 @@ def test_bad_rows_are_their_own_errors(tmp_path: Path, hf: Any) -> None:
 
 def test_bad_data_sets(tmp_path: Path, hf: Any) -> None:
     make(hf, 2).select([]).save_to_disk(tmp_path / "empty")
-    with pytest.raises(InputError, match="empty: this data set holds no rows"):
+    with pytest.raises(InputError, match="empty: this data set has no rows"):
         read_data(tmp_path / "empty")
     hf.Dataset.from_dict({"text": ["a"], "label": [1]}).save_to_disk(tmp_path / "text")
     with pytest.raises(InputError, match="text: no column of type Image; it has text, label"):

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from timm.data.transforms_factory import create_transform
 
 import vitreous
-from vitreous.images import preprocess
-from vitreous.models import load as sources
+from vitreous.images.preprocess import IMAGENET
 from vitreous.models.labels import read_labels
+from vitreous.models.libraries import Loaded, cropped, embedded
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "src" / "vitreous" / "assets"
@@ -147,19 +147,19 @@ def demo() -> tuple[list[str], list[str]]:
     return ran, named
 
 
-def small_embedded(name: str, weights: str | None, size: Any) -> vitreous.Model:
+def small_embedded(name: str, weights: str | None, size: Any) -> Loaded:
     """Like the embedded model, but narrow, shallow and untrained; the same at every call."""
     small = {"embed_dim": 48, "depth": 2, "num_heads": 3}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = timm.create_model("deit_tiny_patch16_224", reg_tokens=4, no_embed_class=True, **small)
-    steps = preprocess.default((224, 224), *preprocess.IMAGENET)
-    return vitreous.Model(net, steps, read_labels(ASSETS / "imagenet1k.txt"), name=sources.EMBEDDED)
+    steps = cropped((224, 224), *IMAGENET)
+    return Loaded(net, steps, embedded.NAME, list(read_labels(ASSETS / "imagenet1k.txt").values()))
 
 
 def test_the_demo_and_what_it_names_next_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.plot.figure.DPI", 50)  # small figures
-    monkeypatch.setitem(sources.LOADERS, "embedded", small_embedded)
+    monkeypatch.setattr(embedded, "load", small_embedded)
     (tmp_path / "src").symlink_to(ROOT / "src")
     ran, named = demo()
     assert (len(ran), len(named)) == (2, 3)

@@ -21,7 +21,8 @@ from vitreous import Attribution, Model, registry
 from vitreous._support.files import FIGURES
 from vitreous.attribution import Views, join, save_arrays
 from vitreous.errors import InputError, OptionError, TargetError
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 
 
 def made(count: int = 3, **changes: Any) -> Attribution:
@@ -40,7 +41,7 @@ def made(count: int = 3, **changes: Any) -> Attribution:
 @pytest.fixture(scope="module")
 def small() -> Model:
     """A tiny classifier that takes photos of any shape."""
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), name="small")
 
 
 @pytest.fixture
@@ -327,7 +328,7 @@ def test_targets_must_be_as_many_as_images(targets: Any, small: Model) -> None:
 
 def test_one_bad_picture_among_many_is_named(small: Model, shots: list[Path]) -> None:
     shots[3].write_bytes(b"not a picture")
-    with pytest.raises(InputError, match=r"03\.png: is not a picture"):
+    with pytest.raises(InputError, match=r"03\.png: is not an image"):
         vitreous.explain(small, shots, "rollout")
 
 

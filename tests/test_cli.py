@@ -25,7 +25,8 @@ from vitreous import METHODS, Attribution, Model
 from vitreous.cli import explain, options
 from vitreous.cli.explain import unique_names
 from vitreous.cli.main import main
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")
@@ -33,7 +34,7 @@ SMALL = ("--model", "test_vit", "--weights", "random")
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 @pytest.fixture
@@ -290,9 +291,9 @@ def test_one_bad_picture_in_a_folder_does_not_stop_the_others(run: Run, quick: M
     assert result.code == 0
     assert names(tmp_path / "out") == ["0.npz", "0.png", "1.npz", "1.png", "2.npz", "2.png"]
     assert "3 pictures of 4 explained by small" in result.out
-    assert result.err == "skipped: in/bad.jpg: is not a picture that Pillow can read\n"
+    assert result.err == "skipped: in/bad.jpg: is not an image that Pillow can read\n"
     told = json.loads(run("explain", "in", "-x", "centre", "-o", "out", "--json").out)
-    assert told["failed"] == [{"image": "in/bad.jpg", "reason": "in/bad.jpg: is not a picture that Pillow can read"}]
+    assert told["failed"] == [{"image": "in/bad.jpg", "reason": "in/bad.jpg: is not an image that Pillow can read"}]
 
 
 @pytest.mark.parametrize("given", [["in/bad.jpg", "in/0.png"], ["in", "in/bad.jpg"], ["in/0.png", "gone.png"]])
@@ -309,7 +310,7 @@ def test_nothing_but_bad_pictures(run: Run, quick: Model, tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "bad.jpg").write_bytes(b"nothing")
     result = run("explain", "in", "-o", "out")
-    assert result.error == "in/bad.jpg: is not a picture that Pillow can read"
+    assert result.error == "in/bad.jpg: is not an image that Pillow can read"
     assert result.out == ""
     assert not (tmp_path / "out").exists()
     asked = run("explain", "in", "--json")
@@ -319,7 +320,7 @@ def test_nothing_but_bad_pictures(run: Run, quick: Model, tmp_path: Path) -> Non
 
 def test_a_folder_without_pictures(run: Run, quick: Model, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    assert run("explain", "in").error.startswith("in: no pictures in this folder")
+    assert run("explain", "in").error.startswith("in: no images in this folder")
 
 
 # ------------------------------------------------------------------------------------------------------ what is written
@@ -568,7 +569,7 @@ def test_wrong_weights_name_the_keys(run: Run, tmp_path: Path) -> None:
 def test_windowed_models_are_refused_with_advice(
     run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swin = Model(zoo.network("timm Swin"), default((56, 56), *IMAGENET), name="swin")
+    swin = Model(zoo.network("timm Swin"), cropped((56, 56), *IMAGENET), name="swin")
     monkeypatch.setattr(options, "load_model", lambda *_: swin)
     path = photo(tmp_path / "a.png")
     said = run("explain", path, "-x", "centre,rollout").error

@@ -126,7 +126,7 @@ def test_the_same_weights_in_another_precision_are_the_same_model() -> None:
 
 def test_bad_examples_and_files(tmp_path: Path) -> None:
     model = zoo.model("timm ViT")
-    with pytest.raises(InputError, match="no pictures in this folder"):
+    with pytest.raises(InputError, match="no images in this folder"):
         Concept.from_images(model, tmp_path)
     with pytest.raises(InputError, match="at least one example"):
         Concept.from_images(model, [])
@@ -157,9 +157,9 @@ def test_command_line(run: Run, folder: Path, cat: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "bad.png").write_bytes(b"nothing")
     for words, said in {
-        ("empty",): "no pictures in this folder",
+        ("empty",): "no images in this folder",
         ("nowhere.png",): "no such file",
-        ("",): "an empty name is not a picture",
+        ("",): "an empty name is not an image",
         ("bad.png",): "bad.png",
         (cat, "--similarity", "near"): "--similarity near: must be one of dot, cosine, l2",
     }.items():

@@ -17,13 +17,14 @@ import vitreous
 from vitreous import Model
 from vitreous.errors import InputError, TargetError
 from vitreous.images.dataset import Sample, read_data
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.models.match_labels import match_labels
 
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 def photo(path: Path) -> Path:
@@ -64,7 +65,7 @@ def test_masks_lie_beside_or_are_given(tmp_path: Path) -> None:
         ("images/x/1.jpg", "x", tmp_path / "masks" / "x" / "1.png"),
         ("images/y/2.jpg", "y", None),
     ]
-    assert found.masked and found.notes == ("1 of 2 pictures have no mask: y/2.jpg",)
+    assert found.masked and found.notes == ("1 of 2 images have no mask: y/2.jpg",)
     given = read_data(tmp_path / "images", tmp_path / "others")
     assert [sample.mask for sample in given.samples] == [None, tmp_path / "others" / "2.png"]
 
@@ -76,7 +77,7 @@ def test_a_masks_folder_within_is_not_taken_for_pictures(tmp_path: Path) -> None
 
 def test_masks_of_other_names_are_refused(tmp_path: Path) -> None:
     photo(tmp_path / "a" / "1.jpg"), photo(tmp_path / "b" / "one.png")
-    with pytest.raises(InputError, match=r"no mask for any picture; name them alike, e\.g\. 1\.png \(there is one"):
+    with pytest.raises(InputError, match=r"no mask for any image; give them the same names, e\.g\. 1\.png \(there"):
         read_data(tmp_path / "a", tmp_path / "b")
     with pytest.raises(InputError, match="no such folder"):
         read_data(tmp_path / "a", tmp_path / "c")
@@ -136,9 +137,9 @@ def test_a_folder_with_its_table(tmp_path: Path) -> None:
 def test_bad_tables_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column image or file; it has picture, label"):
         read_data(table(tmp_path / "t.csv", "picture,label", "a,1"))
-    with pytest.raises(InputError, match=r"4 of its files are not there: a, b, c …"):
+    with pytest.raises(InputError, match=r"4 of its files do not exist: a, b, c …"):
         read_data(table(tmp_path / "t.csv", "image", *"abcd"))
-    with pytest.raises(InputError, match="holds no rows"):
+    with pytest.raises(InputError, match="has no rows below its header"):
         read_data(table(tmp_path / "t.csv", "image"))
     with pytest.raises(InputError, match="no such file"):
         read_data(tmp_path / "none.csv")
@@ -231,20 +232,20 @@ def test_wordnet_numbers(tmp_path: Path, tiny: Model) -> None:
 
 
 def test_some_unknown_labels_are_an_error(tmp_path: Path, small: Model) -> None:
-    with pytest.raises(TargetError, match=r"1 of 2 labels are no classes of small: doge; did you mean dog\?"):
+    with pytest.raises(TargetError, match=r"1 of 2 labels are not classes of small: doge; did you mean dog\?"):
         match_labels(labelled(tmp_path, "cat", "doge"), small)
 
 
 def test_only_unknown_labels_are_left_out(tmp_path: Path, small: Model) -> None:
     found = match_labels(labelled(tmp_path, "holiday", "work"), small)
     assert [sample.label for sample in found.samples] == [None, None]
-    assert "no classes of small (holiday, work), so they are not used" in found.notes[0]
+    assert "not classes of small (holiday, work) and are not used" in found.notes[0]
 
 
 def test_numbers_out_of_range_are_no_classes(tmp_path: Path, small: Model) -> None:
     photo(tmp_path / "a.jpg")
     data = read_data(table(tmp_path / "t.csv", "image,label", "a.jpg,6", "a.jpg,7"))
-    with pytest.raises(TargetError, match="1 of 2 labels are no classes of small: 7"):
+    with pytest.raises(TargetError, match="1 of 2 labels are not classes of small: 7"):
         match_labels(data, small)
 
 

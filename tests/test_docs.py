@@ -35,12 +35,12 @@ from machine import PATIENCE
 from PIL import Image
 from safetensors.torch import save_file
 
-from vitreous import METHODS, METRICS, Model
+from vitreous import METHODS, METRICS
 from vitreous.cli import serve
 from vitreous.cli.main import app
-from vitreous.images import preprocess
-from vitreous.models import load as sources
+from vitreous.images.preprocess import IMAGENET
 from vitreous.models.labels import read_labels
+from vitreous.models.libraries import SOURCES, Loaded, cropped, embedded, library_of
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT / "src" / "vitreous" / "assets" / "photos"
@@ -70,7 +70,8 @@ def fenced(text: str) -> list[tuple[str, str]]:
 
 # --------------------------------------------------------------------------------------------- models that are not here
 
-create = timm.create_model
+Loader = Callable[..., Loaded]
+create, load_timm = timm.create_model, SOURCES["timm"].load
 
 
 def shrunk(name: str, pretrained: bool = False, **options: Any) -> Any:
@@ -81,53 +82,56 @@ def shrunk(name: str, pretrained: bool = False, **options: Any) -> Any:
         return create(name, pretrained=False, **{**small, **options})
 
 
-def small_timm(name: str, weights: str | None, size: Any) -> Model:
+def small_timm(name: str, weights: str | None, size: Any) -> Loaded:
     """Through the real loader, whose network is made small."""
     side = 56 if "patch14" in name else SIDE
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timm, "create_model", shrunk)
-        return sources.load_timm(name, weights, size or (side, side))
+        return load_timm(name, weights, size or (side, side))
 
 
-def small_embedded(side: int, depth: int = 12) -> Callable[..., Model]:
+def small_embedded(side: int, depth: int = 12) -> Loader:
     """Heads and classes as in the package, but narrow and untrained."""
 
-    def load(name: str, weights: str | None, size: Any) -> Model:
+    def load(name: str, weights: str | None, size: Any) -> Loaded:
         net = shrunk("deit_tiny_patch16_224", depth=depth, img_size=side)
-        labels = read_labels(sources.ASSETS / "imagenet1k.txt")
-        return Model(net, preprocess.default((side, side), *preprocess.IMAGENET), labels, name=sources.EMBEDDED)
+        labels = read_labels(embedded.ASSETS / "imagenet1k.txt")
+        return Loaded(net, cropped((side, side), *IMAGENET), embedded.NAME, list(labels.values()))
 
     return load
 
 
-def small_hf(name: str, weights: str | None, size: Any) -> Model:
+def loaded(net: Any, name: str) -> Loaded:
+    return Loaded(net, library_of(net).preprocess(net), name)
+
+
+def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
-    return Model(zoo.ZOO[kind].make(), name=Path(name).name)
+    return loaded(zoo.ZOO[kind].make(), Path(name).name)
 
 
-def small_torchvision(name: str, weights: str | None, size: Any) -> Model:
+def small_torchvision(name: str, weights: str | None, size: Any) -> Loaded:
     import torchvision
 
     assert name in torchvision.models.list_models()
-    return Model(zoo.torchvision(), name=name, classifier=True)
+    return loaded(zoo.torchvision(), name)._replace(classifier=True)
 
 
-def small_openclip(name: str, weights: str | None, size: Any) -> Model:
+def small_openclip(name: str, weights: str | None, size: Any) -> Loaded:
     import open_clip
 
     assert name in open_clip.list_models()
     tower = {"image_size": SIDE, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16}
     text = {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
     net = open_clip.CLIP(embed_dim=16, vision_cfg=tower, text_cfg=text)
-    steps = preprocess.default((SIDE, SIDE), *preprocess.IMAGENET)
-    return Model(net, steps, name=name, forward=net.encode_image, classifier=False)
+    return Loaded(net, cropped((SIDE, SIDE), *IMAGENET), name)
 
 
 @pytest.fixture
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is loaded by name is small; names must exist all the same."""
     for source in ("timm", "hf", "torchvision", "openclip"):
-        monkeypatch.setitem(sources.LOADERS, source, globals()[f"small_{source}"])
+        monkeypatch.setattr(SOURCES[source], "load", globals()[f"small_{source}"])
 
 
 # ----------------------------------------------------------------------------------------------------------- the folder
@@ -160,7 +164,6 @@ def folder(tmp_path: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------------- running it
 
 Visit = Callable[[int], None]
-Loader = Callable[..., Model]
 
 
 class Player:
@@ -170,12 +173,12 @@ class Player:
         self.run, self.patch = run, monkeypatch
         self.space: dict[str, Any] = {"__name__": "__main__"}
         self.typed: Loader = small_embedded(96, 3)  # what commands have in place of the embedded model
-        self.written: Loader = sources.load_embedded  # what Python has
+        self.written: Loader = embedded.load  # what Python has
 
     @contextlib.contextmanager
     def embedding(self, load: Loader) -> Iterator[None]:
         with self.patch.context() as patch:
-            patch.setitem(sources.LOADERS, "embedded", load)
+            patch.setattr(embedded, "load", load)
             yield
 
     def play(self, language: str, text: str) -> None:

@@ -25,8 +25,9 @@ from vitreous.evaluation import leaderboard
 from vitreous.evaluation.leaderboard import Leaderboard, run_leaderboard
 from vitreous.evaluation.plan import make_plan, pick_methods, pick_metrics
 from vitreous.evaluation.report.files import Log
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
 from vitreous.metrics.case import Measured
+from vitreous.models.libraries import cropped
 from vitreous.registry import method, metric
 
 FILES = ["curves.parquet", "leaderboard.csv", "leaderboard.json", "leaderboard.parquet", "report.html"]
@@ -35,7 +36,7 @@ FILES = ["curves.parquet", "leaderboard.csv", "leaderboard.json", "leaderboard.p
 @pytest.fixture(scope="module")
 def small() -> Model:
     torch.manual_seed(0)
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 @pytest.fixture
@@ -282,7 +283,7 @@ def test_one_image_and_two(small: Model, folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_classes_needs_a_target(folder: Path) -> None:
-    backbone = Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), classifier=False, name="bare")
+    backbone = Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), classifier=False, name="bare")
     with pytest.raises(TargetError, match="bare has no classifier"):
         run_leaderboard(backbone, folder, "gae", "sparsity")
     board = run_leaderboard(backbone, folder, "gae", "sparsity", target="neuron:2")

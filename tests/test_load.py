@@ -29,6 +29,7 @@ from vitreous.errors import InputError, ModelError, WeightsError
 from vitreous.models import load as sources
 from vitreous.models.checkpoint import Blank
 from vitreous.models.labels import read_labels
+from vitreous.models.libraries import embedded
 
 open_clip = pytest.importorskip("open_clip", reason="models come from open_clip too: pip install 'vitreous[clip]'")
 transformers = pytest.importorskip("transformers", reason="and from transformers: pip install 'vitreous[hf]'")
@@ -438,7 +439,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(wrap: Any, legacy: bool, tmp_
 def test_a_pickled_module_is_refused_with_the_remedy(tmp_path: Path) -> None:
     said = refusal(SMALL, saved(nn.Linear(2, 2), tmp_path / "module.pth"), kind=WeightsError)
     assert said.endswith(
-        "holds a torch.nn.modules.linear.Linear besides tensors and was not opened; save model.state_dict() instead"
+        "contains a torch.nn.modules.linear.Linear besides tensors and was not opened; save model.state_dict() instead"
     )
 
 
@@ -446,8 +447,8 @@ def test_a_pickled_module_is_refused_with_the_remedy(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ([1, 2], "is a list, not a dictionary"),
-        ({"epoch": 3}, "holds no tensors (keys: epoch)"),
-        ({}, "holds no tensors"),
+        ({"epoch": 3}, "contains no tensors (keys: epoch)"),
+        ({}, "contains no tensors"),
     ],
 )
 def test_a_checkpoint_of_something_else(content: Any, said: str, tmp_path: Path) -> None:
@@ -479,7 +480,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
 
 
 def test_unknown_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "load_embedded", lambda *_: pytest.fail("loaded before the device was known"))
+    monkeypatch.setattr(embedded, "load", lambda *_: pytest.fail("loaded before the device was known"))
     for device in ("tpu:0", "cuda:99", "nonsense"):
         said = refusal(device=device)
         assert said.startswith(f"there is no device {device!r} here")
@@ -565,9 +566,9 @@ def test_labels_from_bad_files(tmp_path: Path) -> None:
     assert refusal(SMALL, "random", labels=tmp_path / "gone.txt").endswith("gone.txt: no such labels file")
     for content in (b"{ broken", b'{"cat": "dog"}', b"3", b"\xff\xfe\xfa"):
         (tmp_path / "bad.json").write_bytes(content)
-        with pytest.raises(ModelError, match=r"bad\.json: holds no labels \(.*; write one label a line, or JSON"):
+        with pytest.raises(ModelError, match=r"bad\.json: contains no labels \(.*; write one label per line, or JSON"):
             read_labels(tmp_path / "bad.json")
-    with pytest.raises(ModelError, match="holds no labels"):
+    with pytest.raises(ModelError, match="contains no labels"):
         read_labels(tmp_path)
 
 
@@ -692,9 +693,9 @@ def test_prepare_refuses_what_is_not_a_batch(tiny: Model) -> None:
         (torch.zeros(1, 4, 224, 224), r"shape \(1, 4, 224, 224\)"),
         (torch.zeros(224, 224), r"shape \(224, 224\)"),
         (torch.zeros(0, 3, 224, 224), r"shape \(0, 3, 224, 224\)"),
-        (torch.full((1, 3, 224, 224), torch.nan), "not finite"),
+        (torch.full((1, 3, 224, 224), torch.nan), "NaN or infinite"),
         ([], "no images"),
-        (np.zeros((1, 224, 224, 3), np.float32), "float32 is not a picture"),
+        (np.zeros((1, 224, 224, 3), np.float32), "float32 is not an image"),
     ]:
         with pytest.raises(InputError, match=said):
             tiny.prepare(bad)

@@ -18,6 +18,7 @@ from vitreous.errors import InputError
 from vitreous.images import pictures, preprocess
 from vitreous.images.masks import check_masks, list_masks, read_mask, read_masks
 from vitreous.images.preprocess import Preprocess
+from vitreous.models.libraries import cropped
 
 SIZE = (64, 64)
 STRETCH = preprocess.adapt(v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Resize(SIZE)]))
@@ -26,7 +27,7 @@ DRAWN[6:18, 24:42] = True
 
 
 def centre_crop(side: int, crop: float) -> Preprocess:
-    return preprocess.default((side, side), *preprocess.IMAGENET, crop=crop)
+    return cropped((side, side), *preprocess.IMAGENET, crop=crop)
 
 
 def letterbox(image: Image.Image) -> torch.Tensor:
@@ -114,7 +115,7 @@ def test_a_mask_of_another_resolution() -> None:
 
 @pytest.mark.parametrize("size", [(300, 300), (300, 200), (400, 320)])
 def test_a_mask_of_another_shape_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match=r"mask 7 is \d+×\d+ and its image 400×300: not the same picture; give"):
+    with pytest.raises(InputError, match=r"mask 7 is \d+×\d+ and its image 400×300: not the same image; give"):
         read_mask(np.ones(size[::-1]), Image.new("RGB", (400, 300)), STRETCH, SIZE, 7)
 
 
@@ -211,7 +212,7 @@ def test_pictures_that_exif_turns(tmp_path: Path) -> None:
     lying.save(tmp_path / "mask.png", exif=exif)
     turned = read_mask(tmp_path / "mask.png", tmp_path / "photo.jpg", WAYS["crop"], SIZE)
     assert iou(turned, white) > 0.95
-    with pytest.raises(InputError, match=r"80×120 and its image 120×80: .* turn it as the picture's EXIF data say"):
+    with pytest.raises(InputError, match=r"80×120 and its image 120×80: .* rotate it as the EXIF data"):
         read_mask(drawn.T, tmp_path / "photo.jpg", WAYS["crop"], SIZE)
 
 
@@ -230,11 +231,11 @@ def test_none_and_empty() -> None:
     [
         ("nowhere.png", "nowhere.png: no such mask"),
         (Path("."), "cannot be read as a mask"),
-        (np.zeros((4, 5, 6)), r"an array of float64 \[4, 5, 6\] is no mask; give a file"),
-        (np.zeros((0, 0)), "is no mask"),
-        (np.array([["a", "b"]]), "is no mask"),
-        (7, "mask 0: a int is no mask"),
-        ({}, "is no mask"),
+        (np.zeros((4, 5, 6)), r"an array of float64 \[4, 5, 6\] is not a mask; give a file"),
+        (np.zeros((0, 0)), "is not a mask"),
+        (np.array([["a", "b"]]), "is not a mask"),
+        (7, "mask 0: a int is not a mask"),
+        ({}, "is not a mask"),
         ((30, 3, 20, 40), "is not \\(left, top, right, bottom\\) in an image of 48×48"),
         ((100, 3, 120, 40), "in an image of 48×48"),
         ((-9, 3, -2, 40), "in an image of 48×48"),
@@ -293,11 +294,11 @@ def test_lists(given: Any, count: int, one: bool) -> None:
 
 
 def test_one_for_each_image() -> None:
-    with pytest.raises(InputError, match="2 masks for 3 images; give one for each, None where there is none"):
+    with pytest.raises(InputError, match="2 masks for 3 images; give one per image, None for those without"):
         check_masks([None, None], torch.zeros(3, 3, 48, 48))
-    with pytest.raises(InputError, match="a int is no list of masks"):
+    with pytest.raises(InputError, match="a int is not a list of masks"):
         check_masks(3, torch.zeros(3, 3, 48, 48))
-    with pytest.raises(InputError, match=r"mask 2: an array of float64 \[2, 3, 4\] is no mask"):
+    with pytest.raises(InputError, match=r"mask 2: an array of float64 \[2, 3, 4\] is not a mask"):
         check_masks([None, DRAWN, np.zeros((2, 3, 4))], torch.zeros(3, 3, 48, 48))
 
 

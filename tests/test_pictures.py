@@ -82,7 +82,7 @@ def test_folder_and_pipe_instead_of_a_file(tmp_path: Path) -> None:
 def test_not_a_picture(tmp_path: Path) -> None:
     text = tmp_path / "text.jpg"
     text.write_text("not a picture at all")
-    assert "not a picture" in refusal(text)
+    assert "not an image" in refusal(text)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "gif", "tif", "webp", "bmp"])
@@ -90,7 +90,7 @@ def test_truncated(tmp_path: Path, ending: str) -> None:
     whole = saved(Image.effect_noise((64, 64), 80).convert("RGB"), tmp_path / f"whole.{ending}").read_bytes()
     half = tmp_path / f"half.{ending}"
     half.write_bytes(whole[: len(whole) // 2])
-    assert "truncated or corrupt" in refusal(half) or "not a picture" in refusal(half)
+    assert "truncated or corrupt" in refusal(half) or "not an image" in refusal(half)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png"])
@@ -140,7 +140,7 @@ def test_unreadable_as_the_system_says_it(tmp_path: Path, monkeypatch: pytest.Mo
 
     path = saved(photo(), tmp_path / "secret.png")
     monkeypatch.setattr(Image, "open", denied)
-    assert refusal(path).endswith("may not be read (permission denied)")
+    assert refusal(path).endswith("cannot be read (permission denied)")
 
 
 # --------------------------------------------------------------------------------------------------- sizes
@@ -346,19 +346,19 @@ def test_arrays_of_every_accepted_shape() -> None:
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64", "uint16", "bool"])
 def test_other_numbers_are_refused_with_the_remedy(kind: str) -> None:
     assert refusal(np.zeros((16, 16, 3), kind)) == (
-        f"image 0: an array of {kind} is not a picture; "
+        f"image 0: an array of {kind} is not an image; "
         "give uint8 0…255, or a float tensor [B,3,H,W] that is already preprocessed"
     )
 
 
 @pytest.mark.parametrize("shape", [(16,), (16, 16, 2), (16, 16, 5), (2, 16, 16, 3), (5, 16, 16)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    assert f"shape {list(shape)} is not a picture" in refusal(np.zeros(shape, np.uint8))
+    assert f"shape {list(shape)} is not an image" in refusal(np.zeros(shape, np.uint8))
 
 
 @pytest.mark.parametrize("thing", [None, 3, object(), b"bytes", {"a": 1}])
 def test_other_things_are_refused(thing: Any) -> None:
-    assert "is not a picture" in refusal(thing)
+    assert "is not an image" in refusal(thing)
 
 
 def test_one_or_several() -> None:
@@ -378,7 +378,7 @@ def test_one_or_several() -> None:
     assert len(pictures.as_list(torch.from_numpy(rgb.copy()))) == 1
     assert len(pictures.as_list(Path(name) for name in ("a", "b", "c"))) == 3
     for nothing in (None, 3, b"abc", np.zeros(4, np.uint8)):
-        with pytest.raises(InputError, match="is not a picture"):
+        with pytest.raises(InputError, match="is not an image"):
             pictures.as_list(nothing)
 
 
@@ -407,7 +407,7 @@ def test_find_searches_a_folder_whole_and_sorted(folder: Path) -> None:
 
 def test_find_refuses_a_folder_without_pictures(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(InputError, match="no pictures in this folder") as caught:
+    with pytest.raises(InputError, match="no images in this folder") as caught:
         pictures.find(tmp_path)
     assert str(caught.value).startswith(str(tmp_path))
 

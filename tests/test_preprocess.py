@@ -22,7 +22,9 @@ from torchvision.transforms import v2
 from vitreous import Model
 from vitreous.errors import ModelError
 from vitreous.images import preprocess
-from vitreous.images.preprocess import CLIP, IMAGENET, Preprocess, adapt
+from vitreous.images.preprocess import IMAGENET, Preprocess
+from vitreous.models.libraries import adapt, cropped, huggingface
+from vitreous.models.libraries.open_clip import COLOURS as CLIP
 
 open_clip = pytest.importorskip("open_clip", reason="its preprocessing is the yardstick: pip install 'vitreous[clip]'")
 transformers = pytest.importorskip("transformers", reason="so is this one's: pip install 'vitreous[hf]'")
@@ -109,7 +111,7 @@ def test_hugging_face_defaults(kind: str, processor: Any, photo: Image.Image) ->
 def test_hugging_face_at_another_size(kind: str, photo: Image.Image) -> None:
     net = hf_model(kind, image_size=64)
     usual = Model(hf_model(kind, image_size=224)).preprocess
-    square, wide = Model(net).preprocess, preprocess.of_hf(net, (64, 128))
+    square, wide = Model(net).preprocess, huggingface.preprocess(net, (64, 128))
     assert square.size == (64, 64)
     assert wide.size == (64, 128)
     assert square.box(photo.size) == pytest.approx(usual.box(photo.size), rel=0.01, abs=3), "the same part of the photo"
@@ -126,7 +128,7 @@ def test_hugging_face_reads_the_processor_beside_the_weights(tmp_path: Path, pho
     processor.save_pretrained(tmp_path)
     model = Model(transformers.ViTModel.from_pretrained(tmp_path))
     same(model, processor(images=photo, return_tensors="pt")["pixel_values"][0], photo)
-    assert preprocess.of_hf(model.net, (96, 96)).mean == pytest.approx([0.1, 0.2, 0.3])
+    assert huggingface.preprocess(model.net, (96, 96)).mean == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_hugging_face_processor_of_images_and_text(photo: Image.Image) -> None:
@@ -222,7 +224,7 @@ def test_box(transform: Any, expected: Any, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.875])
 def test_box_of_timm_non_square(share: float) -> None:
     """A 400×400 photo for a model of 64×128: the full width, half the height."""
-    left, top, right, bottom = preprocess.default((64, 128), *IMAGENET, crop=share).box((400, 400))
+    left, top, right, bottom = cropped((64, 128), *IMAGENET, crop=share).box((400, 400))
     assert right - left == pytest.approx(400 * share, rel=0.02)
     assert bottom - top == pytest.approx(200 * share, rel=0.02)
     assert (left + right) / 2 == pytest.approx(200, abs=4)

@@ -28,11 +28,14 @@ import vitreous
 from vitreous import METHODS, Concept, Model, Trace
 from vitreous.errors import InputError, ModelError, OptionError, Unsupported, VitreousError, WeightsError
 from vitreous.images import class_folders as imagefolder
-from vitreous.images.preprocess import IMAGENET, Preprocess, default
+from vitreous.images.preprocess import IMAGENET, Preprocess
 from vitreous.models.fingerprint import fingerprint
-from vitreous.models.probe import train as probe
-from vitreous.models.probe.attach import Probed, embed
-from vitreous.models.probe.train import Evaluation, Probe, Progress, attach, evaluate, load_probe, train
+from vitreous.models.libraries import cropped
+from vitreous.models.probe import resume
+from vitreous.models.probe.attach import Probe, Probed, attach, embed, load_probe
+from vitreous.models.probe.evaluate import Evaluation, evaluate
+from vitreous.models.probe.progress import Progress
+from vitreous.models.probe.train import Training, train
 
 CLASSES = ("blue", "green", "red")
 LEARNED = 1e-3  # rounding, after some steps of learning have made it larger
@@ -398,7 +401,7 @@ def test_a_resumed_run_ends_with_the_same_head(augment: bool, data: Path, tmp_pa
         with pytest.raises(KeyboardInterrupt):
             train(counted.model, data, out, **QUICK, augment=augment, progress=stop_after(epoch))
         assert files(tmp_path) == ["parts.embeddings", "parts.resume", "whole"]
-        assert probe.unfinished(out)
+        assert resume.unfinished(out)
     report = train(counted.model, data, out, **QUICK, augment=augment)
     assert counted.images == (12 + 6 * 36 if augment else 48), "nothing was computed twice"
     assert report.resumed == 5
@@ -407,7 +410,7 @@ def test_a_resumed_run_ends_with_the_same_head(augment: bool, data: Path, tmp_pa
         assert astuple(now) == pytest.approx(astuple(then), rel=LEARNED)
     assert report == replace(whole, out=out, backbone=report.backbone, resumed=5, epochs=report.epochs)
     assert files(tmp_path) == ["parts", "whole"]
-    assert not probe.unfinished(out)
+    assert not resume.unfinished(out)
 
 
 @pytest.mark.parametrize(("stage", "done"), [("embedding", 1), ("training", 1), ("training", 8)])
@@ -416,7 +419,7 @@ def test_interrupts_within_a_long_epoch(
 ) -> None:
     options: dict[str, Any] = {**QUICK, "batch": 10}
     train(zoo.model("timm ViT"), data, tmp_path / "whole", **options)
-    monkeypatch.setattr(probe, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(resume, "SAVE_EVERY", 0.0)
     counted = Counted()
     with pytest.raises(KeyboardInterrupt):
         train(
@@ -532,8 +535,8 @@ def single_pictures(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (empty_class, "no pictures in the class folder red"),
-        (corrupt_class, "no picture of class green to learn from can be read"),
+        (empty_class, "no images in the class folder red"),
+        (corrupt_class, "no training image of class green can be read"),
         (one_class, "a single class, blue"),
         (no_classes, "no sub-folders"),
         (single_pictures, "two or more are needed"),
@@ -602,7 +605,7 @@ def test_files_that_are_no_probes(tmp_path: Path) -> None:
 def test_embeddings_that_are_not_finite(data: Path, tmp_path: Path) -> None:
     steps = zoo.model("timm ViT").preprocess
     model = Model(zoo.network("timm ViT"), steps, forward=lambda x: x.flatten(1) / 0, classifier=False)
-    assert "not finite" in refusal(lambda: train(model, data, tmp_path / "p", **QUICK), ModelError)
+    assert "NaN or infinite" in refusal(lambda: train(model, data, tmp_path / "p", **QUICK), ModelError)
     assert files(tmp_path) == []
 
 
@@ -638,7 +641,7 @@ def test_crops() -> None:
 
 
 def test_augmented_pictures_have_the_colours_and_size_of_the_model() -> None:
-    steps = default((32, 48), *IMAGENET)
+    steps = cropped((32, 48), *IMAGENET)
     flat = Image.new("RGB", (90, 70), (200, 30, 90))
     made = imagefolder.augmentation(steps, 0, 0)(flat, 0)
     assert made.shape == (3, 32, 48)
@@ -686,7 +689,7 @@ def test_evaluation_counts(others: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "reds")
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"")
-    assert "no picture can be read" in refusal(lambda: evaluate(attach(model, head), tmp_path))
+    assert "no image can be read" in refusal(lambda: evaluate(attach(model, head), tmp_path))
     assert "batch" in refusal(lambda: evaluate(attach(model, head), others, batch=0), OptionError)
 
 
@@ -755,15 +758,15 @@ def test_command_line_interrupted(
     run: Run, weights: tuple[str, ...], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("probe", "train", data, *weights, *FAST, "--no-augment", "--out", "p")
-    finish = probe.Training.finish_epoch
+    finish = Training.finish_epoch
 
-    def interrupted(self: probe.Training) -> None:
+    def interrupted(self: Training) -> None:
         if self.at.epoch == 2:
             raise KeyboardInterrupt
         finish(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(probe.Training, "finish_epoch", interrupted)
+        patched.setattr(Training, "finish_epoch", interrupted)
         ran = run(*words)
     assert ran.code == 130
     assert ran.err.splitlines() == ["note: the same command, given again, goes on from here", "interrupted"]
@@ -792,7 +795,7 @@ def test_command_line_errors(run: Run, weights: tuple[str, ...], data: Path, spo
     picture = spoilt / "blue" / "01.png"
     said = run("explain", picture, *weights, "--probe", "other", "--labels", "labels.txt").error
     assert "brings its own labels" in said
-    assert "knows no class of this name" in run("probe", "eval", "other", data, *weights).error
+    assert "has no class of this name" in run("probe", "eval", "other", data, *weights).error
     assert not (tmp_path / "vitreous-out").exists()
 
 

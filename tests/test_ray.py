@@ -23,7 +23,8 @@ from vitreous.evaluation.study.on_ray import connected, cores_each, run_ray, usu
 from vitreous.evaluation.study.plan import Source, plan
 from vitreous.evaluation.study.store import circumstances, open_store
 from vitreous.images.dataset import read_data
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 
 ray = pytest.importorskip("ray", reason="the tests of the Ray engine need Ray: pip install 'vitreous[ray]'")
 assert album
@@ -50,7 +51,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def small() -> Model:
     torch.manual_seed(0)
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 def workers() -> list[int]:

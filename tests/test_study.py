@@ -32,15 +32,16 @@ from vitreous.evaluation.study.read import Study
 from vitreous.evaluation.study.store import Store, find_store
 from vitreous.images import readers as batches
 from vitreous.images.dataset import Data, Sample, read_data
-from vitreous.images.preprocess import IMAGENET, Preprocess, default
+from vitreous.images.preprocess import IMAGENET, Preprocess
 from vitreous.images.readers import Reader, in_processes, in_threads
+from vitreous.models.libraries import cropped
 from vitreous.registry import method
 
 
 @pytest.fixture(scope="module")
 def small() -> Model:
     torch.manual_seed(0)
-    return Model(zoo.network("timm ViT"), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    return Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_maps_are_those_of_explain(small: Model, album: Path, tmp_path: Path) ->
     assert list(table["asked"]) == (["label"] * 3 + ["top-2"] * 3) * 10
     assert list(table["method"]) == ["attention", "gae", "gradient"] * 20
     bad = table[table["error"].notna()]
-    assert set(bad["image"]) == {"cat/3.png"} and len(bad) == 6 and "not a picture" in bad["error"].iloc[0]
+    assert set(bad["image"]) == {"cat/3.png"} and len(bad) == 6 and "not an image" in bad["error"].iloc[0]
     maps = study.maps()
     assert len(maps) == 54 and list(maps["image"]) == [n for n in names(album) if n != "cat/3.png" for _ in range(6)]
     for row in maps.to_dict("records"):
@@ -141,7 +142,7 @@ def test_a_model_without_classes_has_maps_without_targets(album: Path, tmp_path:
     import timm
 
     net = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=0, depth=2, embed_dim=24, num_heads=2)
-    bare = Model(net, default((64, 64), *IMAGENET), name="bare")
+    bare = Model(net, cropped((64, 64), *IMAGENET), name="bare")
     study = run_study("maps", album, bare, tmp_path, methods="attention,rollout")
     table = study.to_pandas()
     assert table["target"].isna().all() and table["prediction"].isna().all() and len(study.maps()) == 18
@@ -162,7 +163,7 @@ def test_labels_that_are_missing_are_failed_rows(small: Model, album: Path, tmp_
 
 
 def test_several_models(small: Model, album: Path, tmp_path: Path) -> None:
-    other = Model(other_network(), default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    other = Model(other_network(), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
     study = run_study("cass", album, [small, other], tmp_path, options={"cass": {"samples": 2}}, shard=4, batch=4)
     assert study.models == ["small", "small (2)"] and study.finished and len(study.numbers) == 6
     for model, name in ((small, "small"), (other, "small (2)")):
@@ -401,10 +402,10 @@ def test_a_study_is_the_same_study_only_when_everything_is(small: Model, album: 
     assert go().folder == first.folder
     other = [go(options={"rollout": {"discard": 0.5}}), go(methods="rollout,gae"), go(target="top-2", methods="gae")]
     net = other_network()
-    other.append(go(Model(net, default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")))
+    other.append(go(Model(net, cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")))
     with torch.no_grad():
         next(iter(net.blocks[1].mlp.parameters()))[3, 5] += 1e-4  # one number of one layer
-    other.append(go(Model(net, default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")))
+    other.append(go(Model(net, cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")))
     assert len({study.folder for study in (first, *other)}) == 6
     assert open_study(tmp_path / "out").folder == other[-1].folder  # the last one worked on
     assert go().folder == first.folder == open_study(tmp_path / "out").folder

@@ -23,8 +23,9 @@ from vitreous.cli import study as command
 from vitreous.evaluation.study import local
 from vitreous.evaluation.study.kind import HOMES
 from vitreous.evaluation.study.store import Store
-from vitreous.images.preprocess import IMAGENET, default
+from vitreous.images.preprocess import IMAGENET
 from vitreous.models import load as sources
+from vitreous.models.libraries import cropped
 
 assert album
 
@@ -35,7 +36,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(spec: str | None = None, weights: str | None = None, *_: Any, **more: Any) -> Model:
         net = zoo.network("timm ViT") if weights is None else other_network()
-        return Model(net, default((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name=spec or "small")
+        return Model(net, cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name=spec or "small")
 
     monkeypatch.setattr(sources, "load", load)
 
@@ -52,7 +53,7 @@ def test_cass_says_what_it_found_and_leaves_figures(run: Run, album: Path) -> No
     ran = run("study", "cass", album, "--samples", 2, "--shard", 4, "--batch", 4)
     assert ran.code == 0 and ran.out.startswith(f"cass: 10 images of {album}, 1 failed")
     assert "Similarity and depth: each image's rank correlation" in ran.out and "Heads of a layer:" in ran.out
-    assert "failed: " in ran.err and "cat/3.png: is not a picture" in ran.err
+    assert "failed: " in ran.err and "cat/3.png: is not an image" in ran.err
     study = open_study("vitreous-out")
     files = written(study.folder)
     for name in ("heads", "similarity-by-class", "similarity-by-layer"):
@@ -60,7 +61,7 @@ def test_cass_says_what_it_found_and_leaves_figures(run: Run, album: Path) -> No
         with Image.open(study.folder / "figures" / f"{name}.png") as figure:
             assert min(figure.size) > 300 and figure.getextrema()[0][0] < 100  # something dark is drawn
     page = (study.folder / "report.html").read_text()
-    assert page.count("<svg role") == 3 and "What failed (1)" in page and "is not a picture" in page
+    assert page.count("<svg role") == 3 and "What failed (1)" in page and "is not an image" in page
     assert not re.search(r'(?:src|href|url\()\s*=?\s*["\']?(?:https?:)?//', page)
     told = json.loads((study.folder / "findings.json").read_text())
     assert list(told["failed"]) == ["cat/3.png"] and told["finished"] and told["models"]["small"]["lead"]
@@ -121,7 +122,7 @@ def test_two_models_and_two_targets(run: Run, album: Path) -> None:
     ("args", "said"),
     [
         (("cass", "nowhere"), "nowhere: no such file or folder"),
-        (("cass", "."), "no pictures in this folder"),
+        (("cass", "."), "no images in this folder"),
         (("maps", "ALBUM", "-x", "gea"), "did you mean gae"),
         (("maps", "ALBUM", "--target", ","), "--target: names nothing"),
         (("maps", "ALBUM", "--target", "zebra", "-x", "gae"), "unknown class 'zebra'"),
@@ -182,7 +183,7 @@ def test_pictures_that_all_fail_are_an_error(run: Run, tmp_path: Path) -> None:
         (tmp_path / "bad" / f"{i}.png").write_bytes(b"no")
     for kind in HOMES:
         ran = run("study", kind, tmp_path / "bad")
-        assert ran.code == 2 and ran.err.count("is not a picture") == 3, kind
+        assert ran.code == 2 and ran.err.count("is not an image") == 3, kind
         assert open_study("vitreous-out").to_pandas()["error"].notna().all()
 
 

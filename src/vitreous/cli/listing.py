@@ -83,7 +83,7 @@ def option_table(options: dict[str, Any]) -> Table:
 
 
 def models(pattern: str | None, as_json: bool) -> None:
-    from vitreous.models.load import catalogue
+    from vitreous.models.load import BARE, catalogue
 
     found = matching(catalogue(everything=pattern is not None), pattern)
     if not found:
@@ -94,7 +94,7 @@ def models(pattern: str | None, as_json: bool) -> None:
         return
     for source, names in found.items():
         for name in names:
-            typer.echo(name if source in ("embedded", "timm") else f"{source}/{name}")
+            typer.echo(name if source in BARE else f"{source}/{name}")
     more = "" if pattern else "others by pattern, e.g. vitreous models 'resnet*'; "
     typer.secho(f"{more}also: hf/ID or hf/FOLDER, and any local checkpoint with --weights FILE", err=True, dim=True)
 

@@ -59,10 +59,9 @@ def load_model(
     labels: Path | None = None,
     probe: Path | None = None,
 ) -> Model:
-    from vitreous.models.load import EMBEDDED, load
+    from vitreous.models.load import is_here, load
 
-    here = spec in (None, EMBEDDED) or Path(str(spec).removeprefix("hf/")).is_dir()
-    if weights is None and not here and sys.stderr.isatty():
+    if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
     model = load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe)
     if model.device.type != "cpu" or sys.stderr.isatty():

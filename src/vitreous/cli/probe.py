@@ -17,7 +17,9 @@ from vitreous.cli.arguments import BATCH, AsJson, Backbone, ClassFolders, OutFil
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
-    from vitreous.models.probe.train import Evaluation, Progress, Report
+    from vitreous.models.probe.evaluate import Evaluation
+    from vitreous.models.probe.progress import Progress
+    from vitreous.models.probe.train import Report
 
 OUT = Path("probe.safetensors")
 SHOWN = 10  # skipped pictures that are named
@@ -48,7 +50,8 @@ def train(
 ) -> None:
     """Train a linear classifier for the classes of a folder. An interrupted run goes on where it was."""
     from vitreous.images.class_folders import open_folder
-    from vitreous.models.probe import train as probe
+    from vitreous.models.probe.resume import unfinished
+    from vitreous.models.probe.train import train as train_probe
 
     if backbone.weights == "random":
         raise OptionError("--weights random: these are others every time, so that no probe on them could be used again")
@@ -56,7 +59,7 @@ def train(
     network = backbone.load()
     try:
         with bar(hidden=as_json) as show:
-            report = probe.train(
+            report = train_probe(
                 network,
                 data,
                 out,
@@ -70,7 +73,7 @@ def train(
                 progress=show,
             )
     except KeyboardInterrupt:
-        if probe.unfinished(out):
+        if unfinished(out):
             typer.secho("note: the same command, given again, goes on from here", err=True, fg="yellow")
         raise
     given = {"--model": backbone.model, "--weights": backbone.weights, "--img-size": backbone.img_size}
@@ -90,12 +93,13 @@ def evaluate(
 ) -> None:
     """Measure a probe on a folder of classes: its accuracy, in all and for each class."""
     from vitreous.images.class_folders import open_folder
-    from vitreous.models.probe import train as probe
+    from vitreous.models.probe.attach import load_probe
+    from vitreous.models.probe.evaluate import evaluate as measure
 
-    open_folder(data, probe.load_probe(file).classes)
+    open_folder(data, load_probe(file).classes)
     probed = Source(**asdict(backbone), probe=file).load()
     with bar(hidden=as_json) as show:
-        found = probe.evaluate(probed, data, batch=batch, progress=show)
+        found = measure(probed, data, batch=batch, progress=show)
     tell_measured(found, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of named classes, one sub-folder for each; read in threads, a batch ahead."""
+"""Images in one sub-folder per class, read by threads one batch ahead."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from vitreous.images import pictures
 from vitreous.images.preprocess import BICUBIC, UNKNOWN, Preprocess
 
 WORKERS = min(8, os.cpu_count() or 1)
-AREA = (0.08, 1.0)  # of the picture that a random crop keeps
+AREA = (0.08, 1.0)  # share of the image that a random crop keeps
 ASPECT = (3 / 4, 4 / 3)
 TRIES = 10
 Made = Float[Tensor, "3 Y X"]
-Make = Callable[[Image.Image, int], Made]  # what a picture and its number become
+Make = Callable[[Image.Image, int], Made]  # turns an image and its number into a tensor
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ImageFolder:
     labels: tuple[int, ...]
 
     def by_class(self, numbers: Iterable[int]) -> dict[int, list[int]]:
-        """These files, gathered under the number of their class."""
+        """These files, grouped by the number of their class."""
         groups: dict[int, list[int]] = {}
         for number in numbers:
             groups.setdefault(self.labels[number], []).append(number)
@@ -48,7 +48,7 @@ class ImageFolder:
 
     @property
     def digest(self) -> str:
-        """The same while no file comes, goes or changes."""
+        """A hash that changes whenever a file is added, removed or changed."""
         told = hashlib.sha256()
         for file in self.files:
             stat = file.stat()
@@ -59,34 +59,34 @@ class ImageFolder:
 
 
 def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
-    """Two or more classes by their sub-folders, sorted by name; or those of the `known` classes that are there."""
+    """Read a folder with one sub-folder per class: two or more, sorted by name, or some of the `known` classes."""
     if not root.is_dir():
         raise InputError(f"{root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
     names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not names:
-        raise InputError(f"{root}: has no sub-folders; put the pictures of each class in a folder of its own")
+        raise InputError(f"{root}: has no sub-folders; put the images of each class in a folder of its own")
     if known is None and len(names) == 1:
         raise InputError(f"{root}: has a single class, {names[0]}; a classifier needs two or more sub-folders")
     classes = tuple(names if known is None else known)
     for name in names:
         if name not in classes:
-            raise InputError(f"{root / name}: the probe knows no class of this name{nearest(name, classes)}")
-    found = {name: pictures_in(root / name) for name in names}
+            raise InputError(f"{root / name}: the probe has no class of this name{nearest(name, classes)}")
+    found = {name: images_in(root / name) for name in names}
     empty = [name for name, files in found.items() if not files]
     if empty:
         some = ", ".join(empty[:5]) + (" …" if len(empty) > 5 else "")
-        raise InputError(f"{root}: no pictures in the class folder{'s' if len(empty) > 1 else ''} {some}")
+        raise InputError(f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {some}")
     number = {name: i for i, name in enumerate(classes)}
     pairs = [(file, number[name]) for name, files in found.items() for file in files]
     return ImageFolder(root, classes, tuple(file for file, _ in pairs), tuple(label for _, label in pairs))
 
 
-def pictures_in(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     return sorted(file for file in pictures.visible(folder) if file.suffix.lower() in pictures.ENDINGS)
 
 
 def split(folder: ImageFolder, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Files to learn from and files to check on: the same share of every class, but never all of it."""
+    """Split into files for training and for validation: the same share of every class, but never all of it."""
     learn: list[int] = []
     check: list[int] = []
     for number, files in folder.by_class(range(len(folder.files))).items():
@@ -95,12 +95,12 @@ def split(folder: ImageFolder, share: float, seed: int) -> tuple[list[int], list
         check += files[:kept]
         learn += files[kept:]
     if not check:
-        raise InputError(f"{folder.root}: every class has a single picture; two or more are needed to check on one")
+        raise InputError(f"{folder.root}: every class has a single image; validation needs two or more")
     return learn, check
 
 
 class Reader:
-    """Pictures of a folder by their numbers. What cannot be read is left out, and remembered in `skipped`."""
+    """Reads images of a folder by their numbers. Unreadable ones are left out, with the reason in `skipped`."""
 
     def __init__(self, folder: ImageFolder) -> None:
         self.folder = folder
@@ -114,7 +114,7 @@ class Reader:
         self._pool.shutdown(cancel_futures=True)
 
     def read(self, make: Make, number: int) -> Made | str:
-        """What is made of a picture, or why there is none."""
+        """The tensor made of an image, or why it cannot be read."""
         if number in self.skipped:
             return self.skipped[number]
         try:
@@ -124,7 +124,7 @@ class Reader:
         return make(image, number)
 
     def batches(self, groups: Iterable[list[int]], make: Make) -> Iterator[tuple[list[int], Tensor | None]]:
-        """The readable pictures of each group and their numbers (None where there are none); the next one is begun."""
+        """Numbers and tensor of the readable images of each group (None if there are none), read one group ahead."""
         begun: deque[tuple[list[int], list[Future[Tensor | str]]]] = deque()
         for group in groups:
             begun.append((group, [self._pool.submit(partial(self.read, make), number) for number in group]))
@@ -143,11 +143,15 @@ class Reader:
                 made[number] = result
         sizes = sorted({tuple(x.shape[1:]) for x in made.values()})
         if len(sizes) > 1:
-            raise InputError(f"the pictures come out of preprocessing in different sizes: {sizes[:5]}")
+            raise InputError(f"preprocessing gives these images different sizes: {sizes[:5]}")
         return list(made), torch.stack(list(made.values())) if made else None
 
+    def reasons(self) -> dict[str, str]:
+        """Why images were left out, by file."""
+        return {str(self.folder.files[number]): why for number, why in sorted(self.skipped.items())}
+
     def why_none(self, numbers: list[int]) -> str | None:
-        """What is wrong with the first of these pictures, if none can be read."""
+        """Why the first of these images cannot be read, if none of them can."""
         why = None
         for number in numbers:
             try:
@@ -158,21 +162,21 @@ class Reader:
         return why
 
     def check(self, learn: list[int], check: list[int]) -> None:
-        """Raise unless there is something readable to learn from in every class, and something to check on."""
+        """Raise unless every class has a readable image to train on, and validation has at least one."""
         groups = self.folder.by_class(learn)
         for label, why in zip(groups, self._pool.map(self.why_none, groups.values())):
             if why is not None:
-                raise InputError(f"no picture of class {self.folder.classes[label]} to learn from can be read: {why}")
+                raise InputError(f"no training image of class {self.folder.classes[label]} can be read: {why}")
         why = self.why_none(check)
         if why is not None:
-            raise InputError(f"no picture kept for validation can be read: {why}")
+            raise InputError(f"no validation image can be read: {why}")
 
 
 # -------------------------------------------------------------------------------------------------------- augmentation
 
 
 def augmentation(steps: Preprocess, seed: int, epoch: int) -> Make:
-    """A random crop, mirrored half of the time, in the model's size and colours; its own for each picture and epoch."""
+    """Random crops in the model's size and colours, half of them mirrored; another for each image and epoch."""
 
     def make(image: Image.Image, number: int) -> Made:
         chance = random.Random(f"crop {seed} {epoch} {number}")
@@ -186,7 +190,7 @@ def augmentation(steps: Preprocess, seed: int, epoch: int) -> Make:
 
 
 def random_box(wide: int, high: int, chance: random.Random) -> tuple[float, float, float, float]:
-    """Left, top, right, bottom of a part of random area and aspect; the middle where none fits."""
+    """Left, top, right and bottom of a box of random area and aspect ratio; the centre if none fits."""
     for _ in range(TRIES):
         area = wide * high * chance.uniform(*AREA)
         aspect = np.exp(chance.uniform(*np.log(ASPECT)))
@@ -199,7 +203,7 @@ def random_box(wide: int, high: int, chance: random.Random) -> tuple[float, floa
 
 
 def normalised(image: Image.Image, steps: Preprocess) -> Made:
-    """A picture of the right size in the model's colours; through all its steps where these are unknown."""
+    """Normalise an image of the right size; run the whole preprocessing if its colours are unknown."""
     mean, std = tuple(steps.mean), tuple(steps.std)
     if (mean, std) == UNKNOWN:
         return steps(image)

@@ -1,6 +1,6 @@
-"""Pictures with what is known of them: their class, and where the object is.
+"""Data sets: images with their class, and where the object is, as far as that is known.
 
-a folder of pictures · a folder of class folders · images/ and masks/ side by side · a CSV (or a folder with labels.csv)
+a folder of images · a folder of class folders · images/ and masks/ side by side · a CSV (or a folder with labels.csv)
 WebDataset tars (shards/*.tar, shard-{000..146}.tar, their folder) · a Hugging Face data set written by save_to_disk
 """
 
@@ -18,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 
 from vitreous.errors import InputError
-from vitreous.images import archives, pictures
-from vitreous.images.archives import LABEL, Stored, read_label, some, stamp_file
+from vitreous.images import pictures, saved_datasets, tars
+from vitreous.images.entries import LABEL, Found, read_label, some, stamp_file
+from vitreous.images.pictures import Stored
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 TABLE = "labels.csv"
@@ -30,7 +31,7 @@ SIDES = (("left", "top", "right", "bottom"), ("x0", "y0", "x1", "y1"))
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture and what is known of it."""
+    """An image with its label and its mask, as far as they are known."""
 
     image: Path | Stored
     name: str
@@ -42,13 +43,13 @@ class Sample:
 
     @property
     def stamp(self) -> str:
-        """Cheap to tell, and another where the picture may have changed."""
+        """Cheap to compute; changes when the image may have changed."""
         return stamp_of(self.image)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Pictures in a fixed order."""
+    """Images in a fixed order."""
 
     source: str
     samples: tuple[Sample, ...]
@@ -60,19 +61,19 @@ class Data:
 
     @property
     def masked(self) -> bool:
-        """Is it known of any picture where the object is?"""
+        """Has any image a mask or a box?"""
         return any(sample.mask is not None for sample in self.samples)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Another where a picture, a name, a label, a mask or the order is; wherever the folder lies."""
+        """A hash of images, names, labels, masks and their order; independent of where the folder is."""
         seen = hashlib.blake2b(digest_size=8)
         for sample in self.samples:
             seen.update(repr((sample.name, sample.label, stamp_of(sample.mask), sample.stamp)).encode())
         return seen.hexdigest()
 
     def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
-        """The first `limit` pictures, or `sample` of them by chance; always in their order."""
+        """The first `limit` images, or `sample` random ones; the order stays."""
         chosen: Sequence[int] = range(len(self))
         if sample is not None and sample < len(self):
             chosen = sorted(random.Random(seed).sample(chosen, sample))
@@ -80,9 +81,9 @@ class Data:
 
 
 def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Data:
-    """Everything that is known before a model is: files, labels, masks or boxes.
+    """Read what is known without a model: files, labels, masks or boxes.
 
-    `masks`: a folder with a mask for each picture, of the same name with any picture's ending.
+    `masks`: a folder with a mask for each image, of the same name with the ending of any image format.
     """
     found = read_source(data, masks)
     found = found if masks is None else with_masks(found, Path(masks))
@@ -90,7 +91,7 @@ def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None 
 
 
 def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | None) -> Data:
-    """What was named, by what it is."""
+    """Read a file, folder, table or archive, whichever it is."""
     if not isinstance(data, str | Path):
         return read_files(list(data), f"{len(data)} files")
     if Path(data).suffix.lower() == ".csv":
@@ -105,19 +106,19 @@ def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | Non
 
 
 def read_files(sources: list[str | Path], source: str) -> Data:
-    """Tars or pictures."""
-    tars = archives.find_tars(sources)
-    if tars:
-        return stored(source, archives.read_tars(tars))
+    """Read tar files or images."""
+    shards = tars.find_tars(sources)
+    if shards:
+        return stored(source, tars.read_tars(shards))
     return Data(source, plain_samples(pictures.find(*sources), None))
 
 
-def stored(source: str, found: archives.Found) -> Data:
+def stored(source: str, found: Found) -> Data:
     return Data(source, tuple(Sample(*entry) for entry in found.entries), found.notes, found.classes)
 
 
 def distinct(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """With a number behind a name that is already taken."""
+    """Samples with distinct names: a number follows a name that is already taken."""
     taken = {sample.name for sample in samples}
     if len(taken) == len(samples):
         return samples
@@ -144,7 +145,7 @@ def stamp_of(held: Path | Box | Stored | None) -> str:
 
 
 def read_folder(root: Path, masks: str | Path | None) -> Data:
-    """A folder, by what lies in it."""
+    """Read a folder according to its content."""
     if (root / TABLE).is_file():
         return read_table(root / TABLE)
     if (root / "images").is_dir():
@@ -152,19 +153,19 @@ def read_folder(root: Path, masks: str | Path | None) -> Data:
         beside = root / "masks"
         found = with_masks(found, beside) if masks is None and beside.is_dir() else found
         return replace(found, samples=tuple(replace(s, name=str(Path("images", s.name))) for s in found.samples))
-    if archives.is_saved(root):
-        return stored(str(root), archives.read_saved(root))
-    tars = archives.tars_in(root)
-    if tars:
-        return stored(str(root), archives.read_tars(tars))
+    if saved_datasets.is_saved(root):
+        return stored(str(root), saved_datasets.read_saved(root))
+    shards = tars.tars_in(root)
+    if shards:
+        return stored(str(root), tars.read_tars(shards))
     return plain_folder(root, None if masks is None else Path(masks))
 
 
 def plain_folder(root: Path, masks: Path | None) -> Data:
-    """Pictures at any depth; where all lie in sub-folders, these are their classes."""
+    """Images at any depth; if all are in sub-folders, these are their classes."""
     files = [file for file in pictures.find(root) if masks is None or not is_below(file, masks)]
     if not files:
-        raise InputError(f"{root}: no pictures in this folder besides the masks")
+        raise InputError(f"{root}: no images in this folder other than masks")
     classed = all(file.parent != root for file in files)
     samples = plain_samples(files, root)
     if classed:
@@ -181,12 +182,12 @@ def is_below(file: Path, folder: Path) -> bool:
 
 
 def below(file: Path, folder: Path) -> str:
-    """A file's path as seen from a folder, where it lies in it."""
+    """A file's path relative to a folder that contains it."""
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
 def with_masks(data: Data, folder: Path) -> Data:
-    """The masks of a folder, by the pictures' names."""
+    """Add the masks of a folder, matched by name."""
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder of masks' if folder.exists() else 'no such folder'}")
     known = {file.relative_to(folder).with_suffix(""): file for file in pictures.find(folder)}
@@ -200,10 +201,10 @@ def with_masks(data: Data, folder: Path) -> Data:
     without = [sample.name for sample in samples if sample.mask is None]
     if len(without) == len(samples):
         raise InputError(
-            f"{folder}: no mask for any picture; name them alike, e.g. {Path(without[0]).with_suffix('.png')} "
+            f"{folder}: no mask for any image; give them the same names, e.g. {Path(without[0]).with_suffix('.png')} "
             f"(there is {next(iter(known.values())).relative_to(folder)})"
         )
-    note = (f"{len(without)} of {len(samples)} pictures have no mask: {some(without)}",) if without else ()
+    note = (f"{len(without)} of {len(samples)} images have no mask: {some(without)}",) if without else ()
     return replace(data, samples=tuple(samples), notes=data.notes + note)
 
 
@@ -211,7 +212,7 @@ def with_masks(data: Data, folder: Path) -> Data:
 
 
 def read_table(file: Path) -> Data:
-    """A CSV: image (or its name without ending), label, mask or box."""
+    """Read a CSV file: image (its ending may be left out), label, mask or box."""
     rows, columns = read_rows(file)
     image, label = column(columns, IMAGE), column(columns, LABEL)
     if image is None:
@@ -229,14 +230,14 @@ def read_table(file: Path) -> Data:
         place = path or Path(row[image])
         samples.append(Sample(place, below(place, places.root), read_label(row[label] if label else ""), where))
     if missing:
-        raise InputError(f"{file}: {len(missing)} of its files are not there: {some(missing)}")
+        raise InputError(f"{file}: {len(missing)} of its files do not exist: {some(missing)}")
     found = Data(str(file), tuple(samples))
     beside = file.parent / "masks"
     return with_masks(found, beside) if not found.masked and beside.is_dir() else found
 
 
 def read_rows(file: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """The rows, and the columns' names by their lower-case spelling."""
+    """The rows, and the column names by their lower-case spelling."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened, restval="")
@@ -247,7 +248,7 @@ def read_rows(file: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: cannot be read as a CSV ({error})") from None
     if not rows:
-        raise InputError(f"{file}: holds no rows under its head line")
+        raise InputError(f"{file}: has no rows below its header")
     return rows, columns
 
 
@@ -274,7 +275,7 @@ def read_box(row: dict[str, str], sides: list[str], box: str | None, where: str)
 
 
 class Places:
-    """Where a table's pictures may lie: as written, without their ending, beside it or in images/."""
+    """Finds the images of a table: beside it or in images/, with or without their ending."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -289,7 +290,7 @@ class Places:
 
     @property
     def stems(self) -> dict[str, Path]:
-        """Pictures by their name without ending, within the table's folder or within images/."""
+        """Images in the table's folder and in images/, by their name without ending."""
         if self._stems is None:
             self._stems = {}
             for folder in (self.root / "images", self.root):
@@ -297,6 +298,3 @@ class Places:
                     if file.suffix.lower() in pictures.ENDINGS:
                         self._stems.setdefault(file.stem, file)
         return self._stems
-
-
-# -------------------------------------------------------------------------------------------------------------- labels

@@ -1,4 +1,4 @@
-"""Where the object is: masks and boxes in a picture's own pixels, brought to what the model sees."""
+"""Where the object is: masks and boxes in pixels of the image, cropped and scaled to the model's input."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from vitreous.images.preprocess import Box, Preprocess
 
 Mask = Bool[Tensor, "Y X"]
 Drawn = Bool[np.ndarray, "rows columns"]
-ASPECT = 0.02  # two pictures of the same scene do not differ by more in width over height
-LOSSY = ("JPEG", "MPO")  # black is not quite black, and white not quite white
+ASPECT = 0.02  # a mask and its image may differ by this much in aspect ratio
+LOSSY = ("JPEG", "MPO")  # compression blurs black and white
 TAKES = "give a file, an array [Y, X] or a box (left, top, right, bottom)"
 
 
 def list_masks(given: Any, count: int) -> list[Any]:
-    """One for each image, however they were written; None: the image has none."""
+    """One mask per image; None for an image without a mask."""
     one = isinstance(given, str | Path | Image.Image | pictures.Stored) or is_box(given)
     if isinstance(given, Tensor | np.ndarray):
         one |= given.ndim == 2 and tuple(given.shape) != (count, 4)
     if not one and not isinstance(given, Sequence | Tensor | np.ndarray):
-        raise InputError(f"a {type(given).__name__} is no list of masks; for each image, {TAKES}")
+        raise InputError(f"a {type(given).__name__} is not a list of masks; for each image, {TAKES}")
     listed = [given] if one else list(given)
     if len(listed) != count:
-        raise InputError(f"{len(listed)} masks for {count} images; give one for each, None where there is none")
+        raise InputError(f"{len(listed)} masks for {count} images; give one per image, None for those without")
     return listed
 
 
 def check_masks(given: Any, images: Any) -> list[Any]:
-    """One for each image; what is wrong with any of them is said now, not after hours of work."""
+    """Read every mask once, so that an error is raised now and not after hours of work."""
     listed = list_masks(given, len(images))
     for i, mask in enumerate(listed):
         if mask is not None:
@@ -48,13 +48,13 @@ def check_masks(given: Any, images: Any) -> list[Any]:
 
 
 def read_masks(given: Any, images: Any, preprocess: Preprocess, size: tuple[int, int]) -> list[Mask | None]:
-    """One mask for each image (None where there is none), as the model sees it: `size` is (height, width)."""
+    """One mask per image (or None), as the model sees it; `size` is (height, width)."""
     listed = list_masks(given, len(images))
     return [read_mask(mask, images[i], preprocess, size, i) for i, mask in enumerate(listed)]
 
 
 def read_mask(given: Any, image: Any, preprocess: Preprocess, size: tuple[int, int], number: int = 0) -> Mask | None:
-    """A file, a PIL image, an array [Y X] or a box (left, top, right, bottom) of the picture, as the model sees it."""
+    """Read a file, a PIL image, an array [Y X] or a box (left, top, right, bottom), as the model sees it."""
     if given is None:
         return None
     drawn, seen = draw(given, image, number)
@@ -72,24 +72,24 @@ def draw(given: Any, image: Any, number: int) -> tuple[Drawn, tuple[int, int]]:
 
 
 def is_ready(image: Any) -> bool:
-    """Is it preprocessed, so that its mask is as well?"""
+    """Is the image preprocessed already, and its mask with it?"""
     return isinstance(image, Tensor) and image.is_floating_point()
 
 
 def check_shape(mask: tuple[int, int], seen: tuple[int, int], number: int) -> None:
-    """The same picture, perhaps at another resolution?"""
-    high = mask[0] * seen[1] / seen[0]  # what a mask of this width would be
+    """Raise unless mask and image have the same aspect ratio."""
+    high = mask[0] * seen[1] / seen[0]  # height of a mask of this width
     if abs(mask[1] / high - 1) <= ASPECT or abs(mask[1] - high) <= 1:
         return
     turned = mask == seen[::-1]
-    remedy = "turn it as the picture's EXIF data say" if turned else "give a mask of the image's size or shape"
+    remedy = "rotate it as the EXIF data of the image say" if turned else "give a mask of the image's size or shape"
     raise InputError(
-        f"mask {number} is {mask[0]}×{mask[1]} and its image {seen[0]}×{seen[1]}: not the same picture; {remedy}"
+        f"mask {number} is {mask[0]}×{mask[1]} and its image {seen[0]}×{seen[1]}: not the same image; {remedy}"
     )
 
 
 def cut(drawn: Drawn, part: Box, size: tuple[int, int]) -> Mask:
-    """This part, at this (height, width): true where half a pixel is the object; there is none beyond the picture."""
+    """A part of a mask at this (height, width): true where half of a pixel is object; false outside the image."""
     (high, wide), (left, top, right, bottom) = drawn.shape, part
     beyond = [max(0, math.ceil(side)) for side in (-left, -top, right - wide, bottom - high)]
     canvas = ImageOps.expand(Image.fromarray(drawn.astype(np.uint8) * 255), tuple(beyond))
@@ -102,7 +102,7 @@ def cut(drawn: Drawn, part: Box, size: tuple[int, int]) -> Mask:
 
 
 def is_box(given: Any) -> bool:
-    """Four numbers?"""
+    """Is it four numbers?"""
     if isinstance(given, Tensor | np.ndarray):
         return tuple(given.shape) == (4,)
     return isinstance(given, list | tuple) and len(given) == 4 and all(isinstance(x, int | float) for x in given)
@@ -125,30 +125,30 @@ def open_mask(given: Any, number: int) -> Drawn:
     name = f"mask {number}" if isinstance(given, Image.Image) else given
     try:
         if isinstance(given, Image.Image):
-            return from_picture(given)
+            return from_image(given)
         with Image.open(io.BytesIO(given.read_bytes()) if isinstance(given, pictures.Stored) else given) as opened:
-            return from_picture(opened)
+            return from_image(opened)
     except FileNotFoundError:
         raise InputError(f"{name}: no such mask") from None
     except InputError:
         raise
-    except Exception as error:  # Pillow's readers raise all sorts
+    except Exception as error:  # Pillow's readers raise all kinds of errors
         raise InputError(f"{name}: cannot be read as a mask ({one_line(error, 100)})") from None
 
 
 def from_array(given: Any, number: int) -> Drawn:
-    """Not zero is the object; of fractions, more than a half."""
+    """Non-zero values are the object; of floats, those above 0.5."""
     array = pictures.as_array(given)
     while array is not None and array.ndim > 2 and 1 in (array.shape[0], array.shape[-1]):
         array = array[0] if array.shape[0] == 1 else array[..., 0]
     if array is None or array.ndim != 2 or array.size == 0 or array.dtype.kind not in "biuf":
         said = f"a {type(given).__name__}" if array is None else f"an array of {array.dtype} {list(array.shape)}"
-        raise InputError(f"mask {number}: {said} is no mask; {TAKES}")
+        raise InputError(f"mask {number}: {said} is not a mask; {TAKES}")
     return array > 0.5 if array.dtype.kind == "f" else array != 0
 
 
-def from_picture(image: Image.Image) -> Drawn:
-    """Not black is the object, or not transparent; of a palette without black, not the first colour."""
+def from_image(image: Image.Image) -> Drawn:
+    """What is not black, or not transparent, is the object; in a palette without black, all but the first colour."""
     least = 127 if image.format in LOSSY else 0
     image = ImageOps.exif_transpose(image)
     if "A" in image.getbands() or "transparency" in image.info:

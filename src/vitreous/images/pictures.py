@@ -1,4 +1,4 @@
-"""Pictures in: a path, a PIL image or a uint8 array becomes an upright RGB picture, or one clear error."""
+"""Read images: a path, a PIL image or a uint8 array becomes an upright RGB image, or one clear error."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from vitreous.errors import InputError, one_line
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 MOST_PIXELS = 100_000_000
-MOST_ASPECT = 50  # the short side is brought to the model's size, so a thread of a picture would become enormous
+MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
 LEAST_SIDE = 8
 TAKES = "give a path, a PIL image, a uint8 array or a float tensor"
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An upright RGB picture and what to call it."""
+    """An upright RGB image and its name."""
 
     image: Image.Image
     name: str
-    note: str | None = None  # what was done to it, where a user may wonder
+    note: str | None = None  # what was done to it, if that may surprise
 
 
 class Stored(ABC):
-    """A picture within something larger, such as a tar; its text says where."""
+    """An image inside something larger, such as a tar file; str() says where."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def stamp(self) -> str:
-        """Cheap to tell, and another where the picture may have changed."""
+        """Cheap to compute; changes when the image may have changed."""
 
     @abstractmethod
     def read_bytes(self) -> bytes: ...
 
 
 def read(source: Any, number: int = 0) -> Picture:
-    """Open a path, or take a PIL image or a uint8 array [Y X], [Y X 1], [Y X 3], [Y X 4] or [3 Y X]."""
+    """Read a path, a PIL image or a uint8 array [Y X], [Y X 1], [Y X 3], [Y X 4] or [3 Y X]."""
     if isinstance(source, Picture):
         return source
     if isinstance(source, str | Path):
@@ -63,24 +63,24 @@ def read(source: Any, number: int = 0) -> Picture:
 
 
 def from_array(source: Any, name: str) -> Image.Image:
-    """A uint8 array, whichever way its channels lie."""
+    """An image from a uint8 array, channels first or last."""
     array = as_array(source)
     if array is None:
-        raise InputError(f"{name}: a {type(source).__name__} is not a picture; {TAKES}")
+        raise InputError(f"{name}: a {type(source).__name__} is not an image; {TAKES}")
     if array.dtype != np.uint8:
         hint = "give uint8 0…255, or a float tensor [B,3,H,W] that is already preprocessed"
-        raise InputError(f"{name}: an array of {array.dtype} is not a picture; {hint}")
+        raise InputError(f"{name}: an array of {array.dtype} is not an image; {hint}")
     if array.ndim == 3 and array.shape[0] == 3 and array.shape[2] not in (3, 4):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
-        raise InputError(f"{name}: an array of shape {list(array.shape)} is not a picture; give [Y, X, 3]")
+        raise InputError(f"{name}: an array of shape {list(array.shape)} is not an image; give [Y, X, 3]")
     return Image.fromarray(np.ascontiguousarray(array))
 
 
 def as_array(source: Any) -> np.ndarray | None:
-    """An array of an array, a tensor on any device or nested lists; None of anything else."""
+    """A NumPy array from an array, a tensor on any device or nested lists; None for anything else."""
     try:
         array = np.asarray(source.detach().cpu() if hasattr(source, "detach") else source)
     except Exception:
@@ -89,10 +89,10 @@ def as_array(source: Any) -> np.ndarray | None:
 
 
 def open_file(path: Path) -> Picture:
-    """One picture file; every way in which it can be bad ends in one line."""
+    """Read an image file; whatever is wrong with it is one line."""
     with one_error(path):
         if path.is_dir():
-            raise InputError(f"{path}: is a folder; give its pictures, e.g. vitreous.images.pictures.find(…)")
+            raise InputError(f"{path}: is a folder; give its images, e.g. vitreous.images.pictures.find(…)")
         if path.stat().st_size == 0 and path.is_file():
             raise InputError(f"{path}: the file is empty")
         if not path.is_file():
@@ -101,7 +101,7 @@ def open_file(path: Path) -> Picture:
 
 
 def open_stored(stored: Stored) -> Picture:
-    """One picture of a tar or a table, with the errors of a file."""
+    """Read an image from an archive, with the same errors as a file."""
     with one_error(stored):
         held = stored.read_bytes()
         if not held:
@@ -119,7 +119,7 @@ def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str) -> Pictur
 
 @contextmanager
 def one_error(where: Path | Stored) -> Iterator[None]:
-    """Whatever goes wrong with a picture, in one line."""
+    """Turn whatever goes wrong with an image into one line."""
     try:
         yield
     except InputError:
@@ -127,27 +127,27 @@ def one_error(where: Path | Stored) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except PermissionError:
-        raise InputError(f"{where}: may not be read (permission denied)") from None
+        raise InputError(f"{where}: cannot be read (permission denied)") from None
     except UnidentifiedImageError:
-        raise InputError(f"{where}: is not a picture that Pillow can read") from None
+        raise InputError(f"{where}: is not an image that Pillow can read") from None
     except Image.DecompressionBombError as error:
         raise InputError(f"{where}: is too large to open safely ({one_line(error)}); shrink it first") from None
-    except Exception as error:  # Pillow's readers raise all sorts
+    except Exception as error:  # Pillow's readers raise all kinds of errors
         raise InputError(f"{where}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
 
 
 def remark(image: Image.Image, where: Path | Stored) -> str | None:
-    """What a user may wonder about in the result."""
+    """What was done to the image that may surprise."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a phone's JPEG with a preview behind it
         return f"{where}: has {frames} frames, the first is explained"
     if image.mode in ("I", "F"):
-        return f"{where}: its 32-bit values are brought to 0…255"
+        return f"{where}: its 32-bit values are scaled to 0…255"
     return None
 
 
 def upright(image: Image.Image, name: str) -> Image.Image:
-    """Checked for size, turned as EXIF says, 8 bits a channel, alpha laid on white."""
+    """Check the size, rotate as EXIF says, convert to 8 bits per channel, put transparency on white."""
     check_size(*image.size, name)
     try:
         image = ImageOps.exif_transpose(image)
@@ -162,7 +162,7 @@ def upright(image: Image.Image, name: str) -> Image.Image:
 
 
 def check_size(wide: int, high: int, name: str) -> None:
-    """Refuse what is too large, too small or too long to explain."""
+    """Raise if an image is too large, too small or too elongated."""
     if wide * high > MOST_PIXELS:
         raise InputError(f"{name}: {wide}×{high} is more than {MOST_PIXELS // 10**6} megapixels; shrink it first")
     if min(wide, high) < LEAST_SIDE:
@@ -172,7 +172,7 @@ def check_size(wide: int, high: int, name: str) -> None:
 
 
 def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:
-    """16-bit integers (`deep`) divided by 257; 32-bit numbers by what their range suggests, stretched if nothing."""
+    """Scale 16-bit integers (`deep`) by 1/257, and 32-bit values as their range suggests, or to the full range."""
     values = np.nan_to_num(array.astype(np.float64), posinf=0, neginf=0)
     low, top = values.min(), values.max()
     if not deep and (low < 0 or top > 65535 or (top > 255 and array.dtype.kind == "f")):
@@ -185,7 +185,7 @@ def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:
 
 
 def find(*sources: str | Path) -> list[Path]:
-    """Files, folders (searched whole, sorted) and globs to a list of files without repeats."""
+    """List the files that paths, folders (searched at any depth, sorted) and patterns stand for, each once."""
     found: dict[str, Path] = {}
     for source in sources:
         for file in expand(source):
@@ -194,14 +194,14 @@ def find(*sources: str | Path) -> list[Path]:
 
 
 def expand(source: str | Path) -> list[Path]:
-    """The files that one name stands for; a file that does not exist stands for itself."""
+    """The files that one name stands for; the name of a missing file stands for itself."""
     if not str(source).strip():
-        raise InputError("an empty name is not a picture; give a file, a folder or a pattern")
+        raise InputError("an empty name is not an image; give a file, a folder or a pattern")
     path = Path(source)
     if os.path.isdir(path):
         inside = sorted(p for p in visible(path) if p.suffix.lower() in ENDINGS)
         if not inside:
-            raise InputError(f"{path}: no pictures in this folder ({', '.join(sorted(ENDINGS))})")
+            raise InputError(f"{path}: no images in this folder ({', '.join(sorted(ENDINGS))})")
         return inside
     if any(c in str(source) for c in "*?[") and not os.path.lexists(path):
         return match(path)
@@ -209,7 +209,7 @@ def expand(source: str | Path) -> list[Path]:
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without those that are hidden (thumbnails, resource forks)."""
+    """The files below a folder, except hidden ones (thumbnails, resource forks)."""
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(root) / name for name in files if not name.startswith("."))
@@ -227,15 +227,15 @@ def match(pattern: Path) -> list[Path]:
 
 
 def as_list(images: Any) -> Sequence[Any]:
-    """One picture or several, as a list."""
+    """One image or several, as a list."""
     if isinstance(images, str | Path | Image.Image | Picture | Stored):
         return [images]
     if hasattr(images, "detach") or isinstance(images, np.ndarray):
         array = as_array(images)
         if array is None or array.ndim < 2:
-            raise InputError(f"an array of shape {list(np.shape(images))} is not a picture; give [Y, X, 3]")
+            raise InputError(f"an array of shape {list(np.shape(images))} is not an image; give [Y, X, 3]")
         one = array.ndim == 2 or (array.ndim == 3 and (array.shape[-1] in (1, 3, 4) or array.shape[0] == 3))
         return [array] if one else list(array)
     if isinstance(images, Iterable) and not isinstance(images, bytes):
         return list(images)
-    raise InputError(f"a {type(images).__name__} is not a picture; {TAKES}")
+    raise InputError(f"a {type(images).__name__} is not an image; {TAKES}")

@@ -1,6 +1,6 @@
-"""Pictures of a data set as a model takes them, a batch at a time; what cannot be read leaves its reason.
+"""Read a data set in batches of preprocessed images; those that cannot be read leave a reason.
 
-A reader makes a batch of numbers; `in_processes` and `in_threads` keep readers busy while something else computes.
+A reader turns image numbers into a batch; `in_processes` and `in_threads` read ahead while the model computes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from vitreous.images.preprocess import Preprocess
 
 PHOTO = 224  # pixels of an example's longer side
 QUALITY = 90
-AHEAD = 2  # batches that each reader prepares before they are asked for
+AHEAD = 2  # batches that each worker reads ahead
 PARENT_DIED = 1  # Linux: PR_SET_PDEATHSIG
 SHARED = "/dev/shm"  # where Linux keeps shared memory
-REVIVALS = 3  # times that dead readers are replaced
+REVIVALS = 3  # times that dead workers are replaced
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pictures of one size, and where the object is in each."""
+    """Images of one size, and their masks."""
 
     numbers: list[int]
-    images: Float[Tensor, "B 3 Y X"] | Float[np.ndarray, "B 3 Y X"]  # an array comes through a pipe
+    images: Float[Tensor, "B 3 Y X"] | Float[np.ndarray, "B 3 Y X"]  # an array if it came through a pipe
     masks: list[Mask | None]
 
     def __len__(self) -> int:
@@ -58,17 +58,17 @@ class Batch:
 
 @dataclass(eq=False)
 class Loaded:
-    """What became of some pictures."""
+    """The batches made of some images, and what went wrong."""
 
     batches: list[Batch] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)  # pictures that cannot be used
+    failed: dict[int, str] = field(default_factory=dict)  # images that cannot be used
     lost_masks: dict[int, str] = field(default_factory=dict)
-    photos: dict[int, bytes] = field(default_factory=dict)  # of examples, what the model sees, as JPEG
+    photos: dict[int, bytes] = field(default_factory=dict)  # of the images in `shown`, what the model sees, as JPEG
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Opens, crops and scales samples by their numbers; keeps a small photo of those in `shown`."""
+    """Opens and preprocesses samples by their numbers; keeps a small copy of those in `shown`."""
 
     samples: Mapping[int, Sample]
     preprocess: Preprocess
@@ -85,7 +85,7 @@ class Reader:
                 sizes[tuple(image.shape)].append((number, image, mask))
             except InputError as error:
                 found.failed[number] = str(error)
-            except Exception as error:  # a preprocessing of the user's own may raise anything
+            except Exception as error:  # a user's own preprocessing may raise anything
                 name = self.samples[number].name
                 found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
         for same in sizes.values():
@@ -94,7 +94,7 @@ class Reader:
         return found
 
     def _packed(self, images: Tensor) -> Tensor | np.ndarray:
-        """Ready to be sent; where shared memory is refused, it goes through the pipe."""
+        """Images ready to be sent: in shared memory, or through the pipe if that is refused."""
         if self.sends == "shared":
             with suppress(RuntimeError):
                 images.share_memory_()  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class Reader:
             try:
                 mask = read_mask(sample.mask, picture, self.preprocess, (image.shape[1], image.shape[2]))
                 if mask is not None and not mask.any():
-                    raise InputError("it marks nothing that the model sees")
+                    raise InputError("it marks nothing in the part that the model sees")
             except InputError as error:
                 found.lost_masks[number] = str(error)
                 mask = None
@@ -136,7 +136,7 @@ def from_jpeg(photo: bytes) -> Image.Image:
 
 
 def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:
-    """Each group's pictures, in order, read ahead by worker processes; dead workers are replaced."""
+    """Read groups of images ahead in worker processes, in order; dead workers are replaced."""
     if workers < 1 or not can_fork_or_pickle(reader):
         yield from in_threads(reader, groups, max(1, workers))
         return
@@ -155,7 +155,7 @@ def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> I
 
 
 def has_room(reader: Reader, batch: int, workers: int) -> bool:
-    """Is there shared memory for all batches on their way? That of a container is often tiny."""
+    """Is there enough shared memory for all batches in flight? In a container there often is not."""
     y, x = reader.preprocess.size
     try:
         free = shutil.disk_usage(SHARED).free
@@ -168,10 +168,10 @@ def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator
     from torch.utils.data import DataLoader
 
     with warnings.catch_warnings(), own_signals():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads; the children only read pictures
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # more than there are cores: as was asked for
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads; it only reads images
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: as requested
         loader: Any = DataLoader(
-            reader,  # type: ignore[arg-type]  # it is only ever asked for items
+            reader,  # type: ignore[arg-type]  # only its items are used
             batch_size=None,
             sampler=groups,  # each item is a list of numbers
             num_workers=min(workers, len(groups)),
@@ -184,7 +184,7 @@ def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Without torch's handler, which would raise a reader's death in the middle of whatever is computed just then."""
+    """Without torch's signal handler, which would raise a worker's death in the middle of any computation."""
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -196,13 +196,13 @@ def own_signals() -> Iterator[None]:
 
 
 def obey(parent: int, worker: int) -> None:
-    """Ctrl-C is for the main process, which then stops its workers; and when it is killed, they die with it."""
+    """Leave Ctrl-C to the main process, which stops its workers; if it is killed, die with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PARENT_DIED, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before that was said
+        if os.getppid() != parent:  # it died before prctl
             os._exit(1)
 
 
@@ -217,7 +217,7 @@ def can_fork_or_pickle(reader: Reader) -> bool:
 
 
 def in_threads(reader: Reader, groups: Sequence[list[int]], threads: int = 1) -> Iterator[Loaded]:
-    """The same in threads of this process, for workers that may not have children; they begin at once."""
+    """The same in threads, for processes that may not have children; reading starts at once."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="vitreous-read")
     waiting = deque(pool.submit(reader.__getitem__, group) for group in groups[: threads * AHEAD])
     return drained(pool, waiting, reader, groups[threads * AHEAD :])
@@ -226,7 +226,7 @@ def in_threads(reader: Reader, groups: Sequence[list[int]], threads: int = 1) ->
 def drained(
     pool: ThreadPoolExecutor, waiting: deque[Future[Loaded]], reader: Reader, rest: Sequence[list[int]]
 ) -> Iterator[Loaded]:
-    """What is ready, in order; for each that is taken, another is begun."""
+    """Results in order; each one taken starts another."""
     more = iter(rest)
     try:
         while waiting:
@@ -238,7 +238,7 @@ def drained(
 
 
 def usual_workers(device: str) -> int:
-    """A CPU needs its cores for the model; a GPU waits for pictures."""
+    """How many workers: few on a CPU, whose cores run the model; more for a GPU, which waits for images."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(16, cores - 2)) if device == "cuda" else max(1, min(4, cores // 4))
 
@@ -247,7 +247,7 @@ def usual_workers(device: str) -> int:
 
 
 def sent(stream: Iterator[Loaded], device: torch.device) -> Iterator[Loaded]:
-    """The stream; images are copied to a GPU from pinned memory while those before them are worked on."""
+    """Copy the images of a stream to a GPU, from pinned memory, while the batch before them is computed."""
     if device.type != "cuda":
         yield from stream
         return
@@ -267,7 +267,7 @@ def sent(stream: Iterator[Loaded], device: torch.device) -> Iterator[Loaded]:
 
 
 def arrived(part: Loaded, there: torch.cuda.Event) -> Loaded:
-    """What is asked of these images from now on waits for them, and only for them."""
+    """Make the current stream wait for these images, and only for these."""
     for batch in part.batches:
         assert isinstance(batch.images, Tensor)
         here = torch.cuda.current_stream(batch.images.device)

@@ -1,12 +1,11 @@
-"""Checkpoint files: read as data only, brought to a network's own names, loaded strictly."""
+"""Checkpoint files: read as data, never as code; renamed to fit a network, and loaded strictly."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from torch.overrides import TorchFunctionMode
 from vitreous.errors import WeightsError, one_line
 
 State = dict[str, Tensor]
+Convert = Callable[[State, nn.Module], State]  # to a network's own names
 WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "teacher", "module")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 HEADS = ("head.weight", "classifier.weight", "heads.head.weight", "fc.weight")
 
 
 def read_state(path: str) -> State:
-    """The tensors of a .safetensors or a pickled checkpoint (read as data only, never as code)."""
+    """Read the tensors of a .safetensors file or a pickled checkpoint, without running any code in it."""
     file = Path(path)
     if not file.is_file():
         raise WeightsError(f"{path}: {'is a folder, not a weights file' if file.is_dir() else 'no such weights file'}")
@@ -37,7 +37,7 @@ def read_state(path: str) -> State:
         raise WeightsError(f"{path}: is a {type(state).__name__}, not a dictionary of tensors")
     tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise WeightsError(f"{path}: holds no tensors (keys: {', '.join(map(str, list(state)[:5])) or 'none'})")
+        raise WeightsError(f"{path}: contains no tensors (keys: {', '.join(map(str, list(state)[:5])) or 'none'})")
     return tensors
 
 
@@ -51,8 +51,9 @@ def read_safetensors(file: Path) -> Any:
 
 
 def read_pickle(file: Path) -> Any:
-    """torch.load, which builds tensors and plain values only; anything else in the file is refused, not run."""
-    with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # DeiT and MAE left theirs
+    """torch.load, restricted to tensors and plain values; anything else in the file is refused, not run."""
+    kept_options = torch.serialization.safe_globals([argparse.Namespace])  # in the checkpoints of DeiT and MAE
+    with warnings.catch_warnings(), kept_options:
         warnings.simplefilter("ignore")
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -61,24 +62,24 @@ def read_pickle(file: Path) -> Any:
 
 
 def why_not(said: str) -> str:
-    """torch's reasons, without its advice to run the file as code."""
+    """torch's reason, without its advice to run the file as code."""
     found = re.search(r"GLOBAL (\S+)", said)
     if found is not None:
-        return f"holds a {found[1]} besides tensors and was not opened; save model.state_dict() instead"
+        return f"contains a {found[1]} besides tensors and was not opened; save model.state_dict() instead"
     other = "weights_only" in said or not said
-    reason = "it holds something else than tensors" if other else one_line(ValueError(said), 120)
+    reason = "it contains something other than tensors" if other else one_line(ValueError(said), 120)
     return f"is not a readable checkpoint ({reason})"
 
 
 def classes_in(state: State) -> dict[str, int]:
-    """A fine-tuned head says how many classes there are."""
+    """The number of classes, as the shape of the classifier's weights tells it."""
     heads = [value for key, value in state.items() if any(key == h or key.endswith("." + h) for h in HEADS)]
     heads = [value for value in heads if value.ndim == 2]
     return {"num_classes": heads[-1].shape[0]} if heads else {}
 
 
 class Blank(TorchFunctionMode):
-    """Build a network without drawing its parameters: a checkpoint will set them all, and noise takes time."""
+    """Build a network without random initialisation, which takes time: a checkpoint will set every parameter."""
 
     DRAWS = (Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, Tensor.clamp_)
 
@@ -88,16 +89,15 @@ class Blank(TorchFunctionMode):
         return first if draws and isinstance(first, nn.Parameter) else func(*args, **(kwargs or {}))
 
 
-def fill(net: nn.Module, state: State, path: str) -> None:
-    """Load strictly; names are brought to the network's own where that is known; else say what does not fit."""
+def fill(net: nn.Module, state: State, path: str, convert: Convert | None = None) -> None:
+    """Load a state strictly, through `convert` where its names differ; raise with what does not fit."""
     own = net.state_dict()
     state = bare_names(own, state)
-    convert = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
     if convert is not None and mismatch(own, state):
         try:
             converted = convert(dict(state), net)
             state = state if mismatch(own, converted) else converted
-        except Exception:  # not one of the formats it converts: the message below names the keys as given
+        except Exception:  # not a format it converts: the message below names the keys as given
             pass
     wrong = mismatch(own, state)
     if wrong:
@@ -106,7 +106,7 @@ def fill(net: nn.Module, state: State, path: str) -> None:
 
 
 def bare_names(own: State, state: State) -> State:
-    """Without the prefixes that wrappers put before every name."""
+    """Strip the prefixes that wrappers put before every name."""
     for prefix in PREFIXES:
         if state and all(key.startswith(prefix) for key in state) and not any(key.startswith(prefix) for key in own):
             return bare_names(own, {key.removeprefix(prefix): value for key, value in state.items()})
@@ -114,7 +114,7 @@ def bare_names(own: State, state: State) -> State:
 
 
 def mismatch(own: State, state: State) -> str:
-    """The first names that differ, or nothing."""
+    """The first names that differ; an empty text if all fit."""
     parts = {
         "missing": [key for key in own if key not in state],
         "unexpected": [key for key in state if key not in own],

@@ -1,4 +1,4 @@
-"""Which weights a network has, in a few characters."""
+"""A short fingerprint of a network's weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitreous.models.model import Model
 
 
 def fingerprint(model: Model) -> str:
-    """The same for the same weights, whatever their device and precision."""
+    """A hash that is equal for equal weights, on any device and in any precision."""
     told = hashlib.sha256()
     samples = []
     for name, tensor in model.module.state_dict().items():

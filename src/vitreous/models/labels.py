@@ -16,15 +16,15 @@ def name_classes(labels: Sequence[str] | Mapping[int, str]) -> dict[int, str]:
 
 
 def read_labels(path: str | Path) -> dict[int, str]:
-    """Labels of a file: one a line, or JSON (a list, {"0": "cat"} or {"cat": 0})."""
+    """Read labels from a file: one per line, or JSON (a list, {"0": "cat"} or {"cat": 0})."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         return json_labels(json.loads(text)) if str(path).lower().endswith(".json") else name_classes(lines_of(text))
     except FileNotFoundError:
         raise ModelError(f"{path}: no such labels file") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        hint = 'one label a line, or JSON: a list, {"0": "cat"} or {"cat": 0}'
-        raise ModelError(f"{path}: holds no labels ({one_line(error, 80)}); write {hint}") from None
+        hint = 'one label per line, or JSON: a list, {"0": "cat"} or {"cat": 0}'
+        raise ModelError(f"{path}: contains no labels ({one_line(error, 80)}); write {hint}") from None
 
 
 def lines_of(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def json_labels(found: Any) -> dict[int, str]:
 
 
 def find_exact(text: str, labels: Mapping[int, str]) -> int | None:
-    """The class of this name, any of its names."""
+    """The class that has this among its names."""
     low = text.lower()
     return next((i for i, label in labels.items() if low == label.lower() or low in names(label)), None)
 

@@ -1,4 +1,4 @@
-"""Any network with what it takes to feed it pictures and to name what comes out."""
+"""Any network, with its preprocessing and the names of its classes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout, probe
+from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
 from vitreous.types import Images, Output
 
-FLAGS = ("training", "grad_checkpointing", "gradient_checkpointing")  # of a module: off while it is watched
-KEYS = ("logits", "image_embeds", "pooler_output", "x_norm_clstoken")  # of the dictionaries that models return
+FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class Model:
-    """A network as it is, its preprocessing and its labels. The network is never changed.
+    """A network, its preprocessing and its labels. The network itself is never changed.
 
     `forward` runs the network on a batch (found for timm, transformers, torchvision and open_clip models);
-    `classifier` says whether its output is class scores; `layout` overrides what the probe finds.
+    `classifier` says whether its output is class scores; `layout` replaces what the layout run finds.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Model:
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
         self.net = net
         self.module = unwrap(net)
-        self.name = name or name_of(self.module)
-        self.labels = name_classes(labels if labels is not None else labels_of(self.module))
-        known = True if labels is not None else is_classifier(self.module, self.labels)
+        self.name = name or self.library.name(self.module)
+        self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
+        known = True if labels is not None or self.labels else self.library.classifies(self.module)
         self.classifier = known if classifier is None else classifier
         self._forward = forward
         self._preprocess = preprocess
@@ -64,11 +64,16 @@ class Model:
         return f"Model({self.name}, {len(self.labels)} labels, {self.device}, {self.dtype})"
 
     @property
+    def library(self) -> Library:
+        """The library whose conventions the network follows."""
+        return library_of(self.module)
+
+    @property
     def preprocess(self) -> preprocess.Preprocess:
-        """How pictures become its input."""
+        """How an image becomes its input."""
         if not isinstance(self._preprocess, preprocess.Preprocess):
             given = self._preprocess
-            self._preprocess = preprocess.of_module(self.module) if given is None else preprocess.adapt(given)
+            self._preprocess = self.library.preprocess(self.module) if given is None else adapt(given)
         return self._preprocess
 
     @property
@@ -109,7 +114,7 @@ class Model:
         return self
 
     def prepare(self, images: Any) -> Images:
-        """Pictures, preprocessed; a float tensor [B,3,H,W] is taken as it is."""
+        """Preprocess images; a float tensor [B,3,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
         if isinstance(images, Tensor):
@@ -119,21 +124,19 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(
-                f"the pictures come out of preprocessing in different sizes: {[tuple(x.shape[1:]) for x in ready]}"
-            )
+            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
-            raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of pictures; give [B, 3, H, W]")
+            raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of images; give [B, 3, H, W]")
         if not images.is_cuda:
             refuse_infinite(images.sum())
         return images
 
     def run(self, images: Images) -> Float[Tensor, "rows C"]:
-        """One forward pass, whatever the network calls its output."""
+        """One forward pass; the scores or the embedding of each image."""
         try:
             output = read_output(self._call(images), self.name)
             self.outputs = output.shape[1]
@@ -143,32 +146,17 @@ class Model:
                 raise
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
 
+    def _call(self, images: Images) -> Any:
+        return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
+
     def _why(self, error: Exception, size: tuple[int, int]) -> str:
-        """Why a run failed, as far as the size of the image tells."""
+        """Why a forward pass failed, as far as the image size tells."""
         given, usual = "×".join(map(str, size)), "×".join(map(str, self.size))
         said = one_line(error, 120)
         if size == self.size:
             return f"{self.name} failed on a {given} image ({said}); say how to run it: Model(net, forward=…)"
         remedy = f"load it with img_size=({size[0]}, {size[1]}) if it allows another size"
         return f"{self.name} takes {usual} images and failed on {given} ({said}); {remedy}"
-
-    def _call(self, images: Images) -> Any:
-        net: Any = self.module
-        if self._forward is not None:
-            return self._forward(images)
-        if hasattr(net, "get_image_features"):  # a Hugging Face model of images and text
-            return net.get_image_features(pixel_values=images, **self._stretch(images))
-        if hasattr(net, "encode_image"):  # CLIP and open_clip
-            return net.encode_image(images)
-        if hasattr(net, "config") and hasattr(net, "main_input_name"):
-            return net(pixel_values=images, **self._stretch(images))
-        return net(images)
-
-    def _stretch(self, images: Images) -> dict[str, bool]:
-        """What a Hugging Face model must be told when an image has another size than usual."""
-        usual = preprocess.expected_size(self.module)
-        other = usual is not None and tuple(images.shape[-2:]) != usual
-        return {"interpolate_pos_encoding": True} if other else {}
 
     @contextmanager
     def still(self) -> Iterator[Still]:
@@ -189,7 +177,7 @@ class Model:
                     if child is not None
                 ]
                 compiled = compiled or is_compiled(module)
-                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "_hf_hook" in own)
+                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
                 for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
                     if own.get(flag) is True:
                         stack.callback(setattr, module, flag, True)
@@ -222,7 +210,7 @@ def capturing(images: Tensor) -> bool:
 
 def refuse_infinite(total: Tensor) -> None:
     if not total.isfinite():
-        raise InputError("the image tensor holds values that are not finite")
+        raise InputError("the image tensor contains NaN or infinite values")
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -231,7 +219,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def read_output(raw: Any, name: str) -> Output:
-    """The one vector per image in whatever a model returns."""
+    """Find the one vector per image in whatever a network returns."""
     hint = "say how to read it, e.g. Model(net, forward=lambda x: "
     if isinstance(raw, Mapping):
         found = find_output(raw)
@@ -246,51 +234,3 @@ def read_output(raw: Any, name: str) -> Output:
     if raw.ndim != 2:
         raise ModelError(f"{name} returns {list(raw.shape)}, not one vector per image; {hint}net(x)[:, 0])")
     return raw
-
-
-def find_output(raw: Mapping[str, Any]) -> Tensor | None:
-    """The scores or the embedding among named outputs: by a known name, or because it is the only one."""
-    for key in KEYS:
-        if raw.get(key) is not None:
-            return raw[key]  # type: ignore[no-any-return]
-    tokens = raw.get("last_hidden_state")
-    if tokens is not None:
-        return tokens[:, 0]  # type: ignore[no-any-return]
-    vectors = [value for value in raw.values() if isinstance(value, Tensor) and value.ndim == 2]
-    return vectors[0] if len(vectors) == 1 else None
-
-
-def name_of(net: Any) -> str:
-    """What a network is called in figures and errors."""
-    config = getattr(net, "pretrained_cfg", None) or {}
-    architecture = config.get("architecture") if isinstance(config, dict) else None
-    source = getattr(getattr(net, "config", None), "_name_or_path", None)
-    return str(architecture or source or type(net).__name__)
-
-
-def labels_of(net: Any) -> Mapping[int, str]:
-    """The labels that a network carries, if it does."""
-    named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
-    if "Classification" in type(net).__name__ and not all(str(x).startswith("LABEL_") for x in named.values()):
-        return {int(index): str(label) for index, label in named.items()}
-    if hasattr(net, "pretrained_cfg") and getattr(net, "num_classes", None):
-        from timm.data import ImageNetInfo, infer_imagenet_subset
-
-        subset = infer_imagenet_subset(net)
-        if subset:
-            info = ImageNetInfo(subset)
-            return {index: info.index_to_description(index) for index in range(net.num_classes)}
-    return {}
-
-
-def is_classifier(net: Any, labels: Mapping[int, str]) -> bool | None:
-    """Are its outputs classes? None: the first run will tell."""
-    if labels:
-        return True
-    if hasattr(net, "get_image_features") or hasattr(net, "encode_image"):
-        return False
-    if hasattr(net, "config") and hasattr(net, "main_input_name"):
-        return "Classification" in type(net).__name__
-    if hasattr(net, "pretrained_cfg"):
-        return int(getattr(net, "num_classes", 0)) > 0
-    return None

@@ -266,4 +266,4 @@ def unsupported(model: Model) -> dict[str, str]:
 
 
 def takes_text(model: Model) -> bool:
-    return hasattr(model.module, "encode_text") or hasattr(model.module, "get_text_features")
+    return model.library.text(model.module, model.name) is not None

@@ -1,6 +1,6 @@
-"""A network with a linear probe in place of its classifier. The network itself stays as it is.
+"""A network with a linear probe in place of its classifier. The network itself is not changed.
 
-y = W·z + b        z: what the network's own classifier reads, or its output where it has none
+y = W·z + b        z: the input of the network's own classifier, or its output if it has none
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = "vitreous probe"
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """W and b, the names of the classes, and the backbone whose embedding they read."""
+    """A linear classifier (W and b), the names of its classes, and the backbone it was trained on."""
 
     weight: Float[Tensor, "C D"]
     bias: Float[Tensor, "C"]
@@ -40,7 +40,7 @@ class Probe:
     version: str = VERSION
 
     def save(self, path: Path) -> None:
-        """A .safetensors file, whole or not at all."""
+        """Write a .safetensors file, atomically."""
         from safetensors.torch import save
 
         told = {
@@ -55,7 +55,7 @@ class Probe:
         write_whole(path, save({"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}, told))
 
     def fits(self, model: Model) -> None:
-        """Raise unless this is the backbone that it was trained on."""
+        """Raise unless this is the backbone it was trained on."""
         found = fingerprint(model)
         if found != self.fingerprint:
             raise ModelError(
@@ -65,7 +65,7 @@ class Probe:
 
 
 def load_probe(path: str | Path) -> Probe:
-    """A probe from its file."""
+    """Read a probe from its file."""
     from safetensors import safe_open
 
     if not Path(path).is_file():
@@ -90,7 +90,7 @@ def load_probe(path: str | Path) -> Probe:
 
 
 class LastLinear(TorchFunctionMode):
-    """What the last linear layer read and returned: local to the thread, nothing is hooked."""
+    """Record the input and output of the last linear layer, in this thread only and without hooks."""
 
     read: Tensor | None = None
     returned: Tensor | None = None
@@ -105,7 +105,7 @@ class LastLinear(TorchFunctionMode):
 
 
 def embed(model: Model, images: Images) -> Float[Tensor, "rows D"]:
-    """What the classifier reads, as in `Trace`, in one plain run."""
+    """The input of the classifier, as in `Trace`, from one forward pass."""
     seen = LastLinear()
     with seen:
         output = model.run(images)
@@ -119,7 +119,7 @@ def embed(model: Model, images: Images) -> Float[Tensor, "rows D"]:
 
 
 class Probed(nn.Module):
-    """A backbone, run as its model runs it, and a linear head on its embedding."""
+    """A backbone, run as its model runs it, and a linear classifier on its embedding."""
 
     def __init__(self, backbone: Model, probe: Probe) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Probed(nn.Module):
         self.net = backbone.module
         self.head = nn.Linear(probe.weight.shape[1], probe.weight.shape[0], device="meta").requires_grad_(False)
         state = {"weight": probe.weight.clone(), "bias": probe.bias.clone()}
-        self.head.load_state_dict(state, assign=True)  # not drawn at random first
+        self.head.load_state_dict(state, assign=True)  # without random initialisation
         self.head.to(backbone.device, backbone.dtype)
         self.training = self.head.training = self.net.training
 

@@ -1,0 +1,215 @@
+"""Hugging Face: networks of transformers, their configurations and their image processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitreous._support.optional import needs
+from vitreous.errors import ModelError, WeightsError, one_line
+from vitreous.images import preprocess as generic
+from vitreous.images.preprocess import IMAGENET, Preprocess
+from vitreous.models.checkpoint import fill, read_state, some
+from vitreous.models.libraries import any as any_other
+from vitreous.models.libraries import open_clip
+from vitreous.models.libraries.library import Loaded, Size, cropped, stated_size
+from vitreous.models.libraries.loading import RANDOM, hush
+
+PREFIX = "hf"
+CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
+HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
+# The defaults of their processors are another model's; the published checkpoints were trained on ImageNet's colours.
+PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
+
+
+def owns(net: nn.Module) -> bool:
+    towers = hasattr(net, "get_image_features") or hasattr(net, "get_text_features")
+    return towers or hasattr(net, "main_input_name") or is_configured(net)
+
+
+def is_configured(net: nn.Module) -> bool:
+    return hasattr(getattr(net, "config", None), "model_type")
+
+
+def name(net: nn.Module) -> str:
+    return str(getattr(getattr(net, "config", None), "_name_or_path", None) or type(net).__name__)
+
+
+def labels(net: nn.Module) -> Mapping[int, str]:
+    named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
+    if "Classification" not in type(net).__name__ or all(str(x).startswith("LABEL_") for x in named.values()):
+        return {}
+    return {int(index): str(label) for index, label in named.items()}
+
+
+def classifies(net: nn.Module) -> bool | None:
+    if hasattr(net, "get_image_features") or open_clip.owns(net):
+        return False
+    return "Classification" in type(net).__name__ if hasattr(net, "main_input_name") else None
+
+
+def run(net: Any, images: Tensor) -> Any:
+    if hasattr(net, "get_image_features"):  # a model of images and text
+        return net.get_image_features(pixel_values=images, **stretch(net, images))
+    if open_clip.owns(net):  # code on the hub that keeps CLIP's conventions
+        return open_clip.run(net, images)
+    if hasattr(net, "main_input_name"):
+        return net(pixel_values=images, **stretch(net, images))
+    return net(images)  # a network of the user's that keeps a configuration
+
+
+def stretch(net: Any, images: Tensor) -> dict[str, bool]:
+    """The option that a network needs if an image has another size than usual."""
+    usual = own_size(net)
+    other = usual is not None and tuple(images.shape[-2:]) != usual
+    return {"interpolate_pos_encoding": True} if other else {}
+
+
+def own_size(net: Any) -> Size | None:
+    config = getattr(net, "config", None)
+    return stated_size(net, config, getattr(config, "vision_config", None))
+
+
+def text(net: Any, name: str) -> Callable[[str], Any] | None:
+    def embed(prompt: str) -> Any:
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(net.config._name_or_path)
+        length = "max_length" if "siglip" in net.config.model_type else True
+        tokens = tokenizer([prompt], return_tensors="pt", padding=length, truncation=True)
+        return net.get_text_features(**tokens.to(next(net.parameters()).device))
+
+    return embed if hasattr(net, "get_text_features") else open_clip.text(net, name)
+
+
+# ------------------------------------------------------------------------------------------------------- preprocessing
+
+
+def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
+    return find_preprocess(net, size, local=True) if is_configured(net) else any_other.preprocess(net, size)
+
+
+def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
+    """The image processor saved with the network, or else the usual one of its architecture at the network's size."""
+    saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
+    if saved is not None:
+        return adapt(saved) if size is None else resized(saved, size)
+    size = size or own_size(net) or (224, 224)
+    kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
+    usual = usual_processor(kind)
+    return cropped(size, *IMAGENET) if usual is None else resized(usual, size)
+
+
+def saved_processor(name: str, local: bool) -> Any:
+    """The image processor in a folder or in the local cache (unless `local`, also on the hub), if there is one."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name, local_files_only=local) if name else None
+    except Exception:  # none was saved, or it needs a package that is not installed: use the usual one
+        return None
+
+
+def usual_processor(kind: str) -> Any:
+    """The processor that transformers pairs with an architecture, with the colours its models were trained on."""
+    import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
+
+    named = NAMES.get(kind) or ()
+    names = [named.get("torchvision"), named.get("pil")] if isinstance(named, dict) else list(named)
+    make = next((getattr(transformers, name) for name in names if name and hasattr(transformers, name)), None)
+    if make is None or not getattr(make(), "size", None):
+        return None
+    colours = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]} if kind.startswith(PLAIN) else {}
+    scale = {"size": {"shortest_edge": 256}} if make.__name__.startswith("Bit") else {}
+    return make(**colours, **scale)
+
+
+def resized(processor: Any, size: Size) -> Preprocess:
+    """A processor for another input size: the same share of the image, the same colours."""
+    told = processor.to_dict()
+    before, crop = dict(told["size"]), dict(told.get("crop_size") or {}) if told.get("do_center_crop") else {}
+    edge = before.get("shortest_edge")
+    kept = crop["height"] / (edge or before["height"]) if crop else 1.0  # of the resized image's side
+    if edge and size[0] != size[1]:  # it would pad a square image
+        return cropped(size, told["image_mean"], told["image_std"], kept)
+    high, wide = (round(side / kept) for side in size)
+    told["size"] = {"shortest_edge": min(high, wide)} if edge and crop else {"height": high, "width": wide}
+    if crop:
+        told["crop_size"] = {"height": size[0], "width": size[1]}
+    return adapt(type(processor)(**told))
+
+
+def adapt(given: Any) -> Preprocess:
+    """Any preprocessing a user may give: a callable, an image processor, or a processor of images and text."""
+    if hasattr(given, "image_processor") and not hasattr(given, "image_mean"):
+        return adapt(given.image_processor)
+    if callable(given) and hasattr(given, "image_mean"):
+        return generic.measured(lambda image: given(images=image, return_tensors="pt")["pixel_values"])
+    return generic.adapt(given)
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def load(name: str, weights: str | None, size: Size | None) -> Loaded:
+    transformers = needs("transformers", "hf")
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise ModelError(f"hf/{name}: no such folder")
+    try:
+        with hush():
+            config = transformers.AutoConfig.from_pretrained(name)
+    except Exception as error:
+        raise ModelError(f"hf/{name}: no such folder or hub model, or no connection ({one_line(error, 160)})") from None
+    wanted = (getattr(config, "architectures", None) or [""])[0]
+    made = getattr(transformers, wanted, None) or transformers.AutoModel
+    try:
+        net = from_folder(made, name) if weights is None else from_config(made, config)
+        if weights not in (None, RANDOM):
+            fill(net, read_state(str(weights)), str(weights))
+    except WeightsError:
+        raise
+    except Exception as error:
+        raise ModelError(f"hf/{name}: cannot be loaded ({one_line(error, 200)})") from error
+    net.config._name_or_path = name  # where its image processor is
+    return Loaded(net, find_preprocess(net, size, local=False), Path(name).name)
+
+
+def from_folder(made: Any, name: str) -> Any:
+    """from_pretrained, which fills what a checkpoint lacks with noise; here that is an error."""
+    with quiet() if Path(name).is_dir() else hush():  # a download shows its progress
+        net, told = made.from_pretrained(name, output_loading_info=True)
+    missing = sorted(told["missing_keys"])
+    if missing and all(key.split(".")[0] == "pooler" for key in missing):  # not part of what was trained
+        net.pooler = None
+    elif missing:
+        raise WeightsError(f"hf/{name}: its weights do not fit {type(net).__name__}: {some('missing', missing)}")
+    return net
+
+
+def from_config(made: Any, config: Any) -> Any:
+    return made._from_config(config) if hasattr(made, "_from_config") else made.from_config(config)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the progress bars and the advice of transformers: whatever matters is raised."""
+    from transformers.utils import logging as theirs
+
+    bars = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
+    try:
+        with hush():
+            yield
+    finally:
+        if bars:
+            theirs.enable_progress_bar()
+
+
+def names(everything: bool) -> list[str] | None:
+    """None: neither the hub's models nor the user's folders can be listed."""
+    return None

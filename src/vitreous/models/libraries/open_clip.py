@@ -1,0 +1,97 @@
+"""open_clip, and OpenAI's CLIP, whose conventions it keeps: an image tower and a text tower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitreous._support.optional import needs
+from vitreous.errors import ModelError, nearest
+from vitreous.images.preprocess import Preprocess, adapt
+from vitreous.models.checkpoint import fill, read_state
+from vitreous.models.libraries import any as any_other
+from vitreous.models.libraries.any import labels as labels
+from vitreous.models.libraries.any import name as name
+from vitreous.models.libraries.library import Loaded, Size, cropped, stated_size
+from vitreous.models.libraries.loading import RANDOM, SEE, hush, not_built
+
+PREFIX = "openclip"
+CHECKPOINTING: tuple[str, ...] = ("grad_checkpointing",)
+HOOKS: tuple[str, ...] = ()
+COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+USUAL = "ViT-B-32"  # its tokenizer is that of nearly all
+
+
+def owns(net: nn.Module) -> bool:
+    return hasattr(net, "encode_image") or hasattr(net, "encode_text")
+
+
+def classifies(net: nn.Module) -> bool | None:
+    return False if hasattr(net, "encode_image") else None
+
+
+def run(net: Any, images: Tensor) -> Any:
+    return net.encode_image(images) if hasattr(net, "encode_image") else net(images)
+
+
+def preprocess(net: Any, size: Size | None = None) -> Preprocess:
+    """open_clip's evaluation transform, with the settings that the network carries."""
+    if not (hasattr(net, "encode_image") and hasattr(net, "visual")):
+        return any_other.preprocess(net, size)
+    size = size or stated_size(net, net.visual) or (224, 224)
+    config = getattr(net.visual, "preprocess_cfg", None) or {}
+    try:
+        from open_clip.transform import PreprocessCfg, image_transform_v2
+
+        return adapt(image_transform_v2(PreprocessCfg(**{**config, "size": size}), is_train=False))
+    except ImportError:
+        return cropped(size, *COLOURS)
+
+
+def text(net: Any, name: str) -> Callable[[str], Any] | None:
+    def embed(prompt: str) -> Any:
+        import open_clip
+
+        known = name if name in open_clip.list_models() else USUAL
+        tokens = open_clip.get_tokenizer(known)([prompt], context_length=getattr(net, "context_length", None))
+        return net.encode_text(tokens.to(next(net.parameters()).device))
+
+    return embed if hasattr(net, "encode_text") else None
+
+
+def load(name: str, weights: str | None, size: Size | None) -> Loaded:
+    open_clip = needs("open_clip", "clip")
+    name, _, tag = name.partition(":")
+    known = open_clip.list_models()
+    if name not in known:
+        raise ModelError(f"open_clip has no model {name!r}{nearest(name, known) or SEE}")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if tag and tag not in tags:
+        raise ModelError(f"open_clip has no weights {tag!r} for {name}{nearest(tag, tags) or '; it has ' + few(tags)}")
+    if weights is None and not tags:
+        raise ModelError(f"open_clip has no weights for {name}; give a file with weights=…, or weights='random'")
+    options: dict[str, Any] = {} if size is None else {"force_image_size": size}
+    try:
+        with hush():
+            published = (tag or tags[0]) if weights is None else None
+            net, _, steps = open_clip.create_model_and_transforms(name, pretrained=published, **options)
+    except Exception as error:
+        raise not_built(name, error, weights) from error
+    if weights not in (None, RANDOM):
+        fill(net, read_state(str(weights)), str(weights))
+    return Loaded(net, adapt(steps), name)
+
+
+def few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "") or "none"
+
+
+def names(everything: bool) -> list[str] | None:
+    try:
+        import open_clip
+    except ImportError:
+        return []
+    found: list[str] = open_clip.list_models()
+    return found if everything else [name for name in found if name.startswith("ViT")]
