@@ -20,7 +20,7 @@ from vitreous import Model, Trace
 from vitreous.errors import Unsupported
 from vitreous.methods.attention_gradient.transformer_attribution import relevances
 from vitreous.methods.lrp.propagate import token_relevance
-from vitreous.trace.last_block import tails
+from vitreous.trace.last_block import narrowing
 from vitreous.trace.parse_target import parse
 from vitreous.trace.rules.gradient import ATTN_LRP, CP_LRP
 from vitreous.trace.rules.mode import Rules, RuleWarning, Table, spelled
@@ -676,7 +676,7 @@ def test_first_blocks_that_read_images() -> None:
 
 def test_several_targets_share_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.model("timm ViT")
-    tails(Trace(model, zoo.images("timm ViT")))  # found out once for a model
+    narrowing(Trace(model, zoo.images("timm ViT")))  # found out once for a model
     runs: list[int] = []
     plain = Model.run
     monkeypatch.setattr(Model, "run", lambda self, images: runs.append(len(images)) or plain(self, images))

@@ -29,8 +29,8 @@ from vitreous.methods.perturbation import occlusion
 from vitreous.methods.perturbation import vit_cx as masking
 from vitreous.methods.perturbation.rise import draw
 from vitreous.trace.perturb import hide_patches
-from vitreous.trace.perturb.drop_tokens import left_out, ways
 from vitreous.trace.perturb.fills import stretch
+from vitreous.trace.perturb.variant_runs import left_out, ways
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
 SMALL_ZOO = [name for name in zoo.ZOO if "448" not in name]

@@ -133,14 +133,15 @@ class Follower:
         self.visitor: Visitor = pass_by
         self.seen = 0
 
-    def follows(self, q: Tensor, k: Tensor) -> bool:
+    def takes(self, q: Tensor, k: Tensor) -> bool:
         """Is this a layer, in the axes [B H N d], of which sums need A?"""
         layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
         return layer and not fusible(q)
 
-    def attend(self, call: Attention, options: dict[str, Any]) -> Tensor:
+    def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
         """O, exactly as the fused kernel gives it."""
         assert call.q is not None
+        call.followed = True
         self.seen += 1
         q, bias = call.q, call.bias
         if call.only is not None:

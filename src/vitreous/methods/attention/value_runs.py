@@ -20,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from vitreous.capture.attention import Attention, widen
-from vitreous.capture.capture import KEEPS, MHA_SIGNATURE, SDPA, Capture, Enough
+from vitreous.capture.capture import Capture
+from vitreous.capture.functions import KEEPS, SDPA, Enough
+from vitreous.capture.multi_head import SIGNATURE
 from vitreous.errors import CaptureError, Unsupported
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Images, Tokens
@@ -301,7 +303,7 @@ class Spread(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            weight = MHA_SIGNATURE.bind(*args, **kwargs).arguments["out_proj_weight"]
+            weight = SIGNATURE.bind(*args, **kwargs).arguments["out_proj_weight"]
             out, weights = func(*args, **kwargs)
             return (self.spread(out) if weight is self.weight else out), weights
         if func is F.linear:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import sum_of, widen
-from vitreous.capture.capture import additive
+from vitreous.capture.axes import additive
 from vitreous.trace.rules.gradient import ACTIVATIONS, GATES, HOMOGENEOUS, PRODUCTS, scale
 from vitreous.trace.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, constant, tensors_in, words
 
