@@ -41,7 +41,8 @@ class Projections(TorchFunctionMode):
             x, weight, bias = linear_parts(*args, **(kwargs or {}))
             self._recent.append(Applied(caller(self.names), x, (weight, bias)))
         elif func is F.scaled_dot_product_attention:
-            self.before.append((args[1], self._recent))
+            keys = args[1] if len(args) > 1 else (kwargs or {})["key"]
+            self.before.append((keys, self._recent))
             self._recent = []
         return func(*args, **(kwargs or {}))
 
