@@ -15,8 +15,7 @@ from torch import nn
 
 from vitreous import Model, Trace
 from vitreous.capture.attention import Attention
-from vitreous.capture.capture import Capture, names_of
-from vitreous.capture.patch_products import cuts_patches, products
+from vitreous.capture.capture import Capture, cuts_patches, names_of, products
 from vitreous.errors import CaptureError
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]

@@ -22,9 +22,10 @@ from vitreous.methods.attention_gradient.transformer_attribution import relevanc
 from vitreous.methods.lrp.propagate import token_relevance
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.parse_target import parse
+from vitreous.trace.rules.cast import Cast
 from vitreous.trace.rules.gradient import ATTN_LRP, CP_LRP
 from vitreous.trace.rules.mode import Rules, RuleWarning, Table, spelled
-from vitreous.trace.rules.relevance import Cast, Chefer
+from vitreous.trace.rules.relevance import Chefer
 from vitreous.trace.target import Class, Neuron, Target
 
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]

@@ -27,13 +27,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import Attention
-from vitreous.capture.axes import additive, einsum_axes, folding
-from vitreous.capture.functions import FACTORS, KEEPS, MATMUL, SDPA, SOFTMAX, TAG, WHOLE, Enough, linear_parts
+from vitreous.capture.attention import Attention, same
 from vitreous.capture.multi_head import unpacked
-from vitreous.capture.patch_products import cuts_patches, products
 
+NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
+SDPA = {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
+SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+KEEPS = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16}
+KEEPS |= {Tensor.contiguous, Tensor.clone, torch.clone, torch.nan_to_num, Tensor.nan_to_num}
+
+TAG = "_vitreous_softmax"  # on a tensor that is a softmax ("soft"), or was made from one and changed ("mixed")
+FACTORS = "_vitreous_factors"  # on a tensor made from a product: its two factors, which may be Q and Kᵀ
+WHOLE = "_vitreous_whole"  # on some rows of Q or A: all rows, their mask, and which rows these are (narrowed_block.py)
 WATCHED = SDPA | SOFTMAX | MATMUL | {F.multi_head_attention_forward, F.linear, F.conv2d, torch.einsum}
+
+
+class Enough(BaseException):
+    """Raised inside a model once everything asked for has been seen (no `except Exception` of a model catches it)."""
 
 
 class Forms(Protocol):
@@ -229,3 +240,73 @@ def caller(names: Mapping[int, str]) -> str:
 def names_of(net: nn.Module) -> dict[int, str]:
     """A module's name by its identity."""
     return {id(module): name for name, module in net.named_modules()}
+
+
+# ------------------------------------------------------------------------------------------ arguments and axes
+
+
+def linear_parts(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The arguments of F.linear, however they were passed."""
+    return input, weight, bias
+
+
+def folding(ndim: int, images: int) -> Callable[[Tensor], Tensor]:
+    """From [B·H n d] (or windows [B W H n d]) to [B H n d]."""
+    if ndim == 3:
+        return lambda t: t.reshape(images if t.shape[0] % images == 0 else t.shape[0], -1, *t.shape[1:])
+    if ndim > 4:
+        return lambda t: t.flatten(0, -4)
+    return same
+
+
+def einsum_axes(args: tuple[Any, ...]) -> Any:
+    """a, v, and how to bring a, v and the result to [B H N M], [B H M d] and [B H N d] (None: it cannot be done)."""
+    equation, operands = args[0], args[1:]
+    failed = (None, None, None, None, None)
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
+        return failed
+    left, result = equation.replace(" ", "").split("->")
+    terms = left.split(",")
+    if hasattr(operands[1], TAG):
+        operands, terms = operands[::-1], terms[::-1]
+    a, v = operands
+    if not isinstance(a, Tensor) or not hasattr(a, TAG):
+        return failed
+    shared = [c for c in terms[0] if c in terms[1] and c in result]
+    keys = [c for c in terms[0] if c in terms[1] and c not in result]
+    queries = [c for c in terms[0] if c not in terms[1] and c in result]
+    width = [c for c in terms[1] if c not in terms[0] and c in result]
+    if not (len(shared) in (1, 2) and len(keys) == len(queries) == len(width) == 1) or terms[0][-1] != keys[0]:
+        return a, v, None, None, None
+
+    def order(term: str, last: list[str]) -> Callable[[Tensor], Tensor]:
+        axes = [term.index(c) for c in shared + last]
+        return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
+
+    return a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width)
+
+
+def additive(mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
+    """sdpa's mask as numbers to add to the scores."""
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    return mask
+
+
+def cuts_patches(images: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> bool:
+    """Is this a convolution on a GPU whose windows are patches that do not overlap?
+
+    As a linear layer it is ten times as fast there, and exact: torch's float32 convolutions keep ten bits.
+    """
+    sides = tuple(weight.shape[-2:])
+    fits = images.ndim == 4 and all(size % side == 0 for size, side in zip(images.shape[-2:], sides))
+    return images.is_cuda and fits and rest == (sides, (0, 0), (1, 1), 1)
+
+
+def products(images: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
+    """Such a convolution as a linear layer over patches, [B D h w]."""
+    (b, c, height, width), (y, x) = images.shape, weight.shape[-2:]
+    cut = images.view(b, c, height // y, y, width // x, x).permute(0, 2, 4, 1, 3, 5)  # [B h w 3 y x]
+    return F.linear(cut.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)

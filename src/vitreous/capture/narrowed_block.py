@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import rows_of, run_of
-from vitreous.capture.functions import MATMUL, SDPA, TAG, WHOLE, linear_parts
+from vitreous.capture.capture import MATMUL, SDPA, TAG, WHOLE, linear_parts
 from vitreous.capture.multi_head import SIGNATURE, unpacked
 from vitreous.errors import Unsupported
 from vitreous.types import Heads, Tokens, Weights

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.entries import Entry, Unfrozen
+from vitreous.capture.attention_backward import Entry, Unfrozen
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Survey
 from vitreous.errors import CaptureError, ModelError
@@ -85,6 +85,20 @@ class Layout:
         """One value per token to one per patch, in place."""
         return values[:, self.prefix : self.prefix + self.patches].reshape(-1, *self.grid)
 
+    def to_grid(self, tokens: Tensor) -> Tensor | None:
+        """Tokens [B N D] as they lie in the image, [B h w D], without CLS and registers; None: they do not fit."""
+        if tokens.ndim == 4:
+            return tokens
+        count, (h, w) = tokens.shape[1], self.grid
+        if count == self.tokens:
+            return placed(tokens, self.prefix, h, w)
+        for extra in range(9):  # special tokens in front, as few as will do
+            for scale in (1, 2, 4, 8, 16, 32):  # later stages merge patches
+                size = -(-h // scale), -(-w // scale)
+                if count == size[0] * size[1] + extra:
+                    return placed(tokens, extra, *size)
+        return None
+
     def is_layer(self, call: Attention, images: int) -> bool:
         """Does every token attend to every token here?"""
         b, _, n, m = call.shape
@@ -94,6 +108,10 @@ class Layout:
         """Do a few learned queries read all tokens here?"""
         b, _, n, m = call.shape
         return b in (1, images) and m == self.tokens and n < m
+
+
+def placed(tokens: Tensor, start: int, h: int, w: int) -> Tensor:
+    return tokens[:, start : start + h * w].reshape(len(tokens), h, w, -1)
 
 
 @dataclass(frozen=True, eq=False)

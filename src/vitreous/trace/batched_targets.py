@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
-from vitreous.trace.gradients import gradients
+from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Output, Scores

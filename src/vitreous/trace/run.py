@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,16 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.capture.attention import Attention, same
-from vitreous.capture.attention_backward import Follower
-from vitreous.capture.capture import Capture, Forms
-from vitreous.capture.entries import CutAt, Unfrozen
-from vitreous.capture.functions import Enough
+from vitreous.capture.attention import Attention, same, widen
+from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
+from vitreous.capture.capture import Capture, Enough, Forms
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering, own_thread
 from vitreous.errors import Unsupported
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
-from vitreous.types import Images
+from vitreous.trace.target import Target
+from vitreous.types import Images, Scores
 
 Edit = Callable[[Tensor], Tensor]
 Extend = Callable[[tuple[Tensor, ...]], Tensor]
@@ -222,3 +221,23 @@ def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
         stack.callback(block.register_forward_pre_hook(own_thread(check), with_kwargs=True).remove)
         stack.callback(block.register_forward_hook(own_thread(note)).remove)
     return stack
+
+
+# ------------------------------------------------------------------------------------------ its gradients
+
+
+def score_of(target: Target, run: Finished, rows: slice = slice(None)) -> Scores:
+    """The target's score, with the graph of the run behind it."""
+    with torch.enable_grad():
+        return widen(target(run.output[rows], run.embedding[rows]))
+
+
+def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True) -> tuple[Tensor, ...]:
+    """∂Σy/∂ each; `keep`: the graph stays, so that another target can be asked about."""
+    ends = y if isinstance(y, list) else [y]
+    if not all(end.requires_grad for end in ends):
+        raise Unsupported(
+            "the model runs without gradients (torch.inference_mode in its forward?); try attention or rollout"
+        )
+    found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=keep, allow_unused=True)
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))

@@ -17,9 +17,8 @@ from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.models.model import Model, capturing, later, refuse_infinite
-from vitreous.trace.gradients import gradients, score_of
 from vitreous.trace.last_block import narrowing, narrowing_with_output
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, perform
+from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
 from vitreous.trace.target import Target, of_rows
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -233,16 +232,10 @@ class Trace:
 
     def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
         """Tokens [B N D] as they lie in the image, without CLS and registers ([B h w D] stays)."""
-        if tokens.ndim == 4:
-            return tokens
+        found = self.layout.to_grid(tokens)
+        if found is not None:
+            return found
         count, (h, w) = tokens.shape[1], self.layout.grid
-        if count == self.layout.tokens:
-            return placed(tokens, self.layout.prefix, h, w)
-        for extra in range(9):  # special tokens in front, as few as will do
-            for scale in (1, 2, 4, 8, 16, 32):  # later stages merge patches
-                size = -(-h // scale), -(-w // scale)
-                if count == size[0] * size[1] + extra:
-                    return placed(tokens, extra, *size)
         raise Unsupported(f"{self.model.name} has {count} tokens in this layer, which do not fit its {h}×{w} patches")
 
     # -------------------------------------------------------------------------------------------------- gradients
@@ -348,10 +341,6 @@ def read_weights(
     weights = torch.zeros(tokens)
     weights[list(readout)] = torch.tensor(share or [1 / len(readout)] * len(readout))
     return weights.to(device)
-
-
-def placed(tokens: Tensor, start: int, h: int, w: int) -> Float[Tensor, "B h w D"]:
-    return tokens[:, start : start + h * w].reshape(len(tokens), h, w, -1)
 
 
 def is_followed(record: Finished) -> bool:

@@ -18,11 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.capture.attention import widen
-from vitreous.capture.functions import Enough
+from vitreous.capture.capture import Enough
 from vitreous.errors import TargetError, Unsupported
-from vitreous.trace.gradients import score_of
 from vitreous.trace.parse_target import listed, parse
-from vitreous.trace.run import Finished, Run, Stopped
+from vitreous.trace.run import Finished, Run, Stopped, score_of
 from vitreous.trace.target import Class, Target, Top, classes, no_classifier
 from vitreous.trace.tokens import projections, token_names
 from vitreous.trace.trace import Trace

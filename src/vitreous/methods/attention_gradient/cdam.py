@@ -11,8 +11,7 @@ from vitreous.capture.attention import Attention, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.gradient.integrated_gradients import path
 from vitreous.registry import method
-from vitreous.trace.gradients import gradients
-from vitreous.trace.run import Run
+from vitreous.trace.run import Run, gradients
 from vitreous.trace.target import Target, fix
 from vitreous.trace.trace import Trace
 from vitreous.types import Map

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import sum_of
 from vitreous.registry import method
-from vitreous.trace.gradients import gradients, score_of
-from vitreous.trace.run import Finished, Run, rows_of_run
+from vitreous.trace.run import Finished, Run, gradients, rows_of_run, score_of
 from vitreous.trace.target import Target, fix
 from vitreous.trace.trace import Trace
 from vitreous.types import Map

@@ -16,11 +16,13 @@ from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
 from vitreous.methods.attention.rollout import check_start
 from vitreous.registry import method
-from vitreous.trace.gradients import gradients
 from vitreous.trace.last_block import narrowing
+from vitreous.trace.rules.cast import Cast
 from vitreous.trace.rules.mode import Rules, warn_of
-from vitreous.trace.rules.relevance import CALL, Attended, Cast, Chefer, divide
-from vitreous.trace.run import NO_LAYER, Finished, Run, rows_of_run
+from vitreous.trace.rules.relevance import CALL, Chefer
+from vitreous.trace.rules.relevance_backward import divide
+from vitreous.trace.rules.relevance_layers import Attended
+from vitreous.trace.run import NO_LAYER, Finished, Run, gradients, rows_of_run
 from vitreous.trace.target import Class, Numbered, Target, Top, of_rows
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Row, Weights

@@ -12,10 +12,9 @@ from torch import Tensor
 from vitreous.capture.attention import widen
 from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
-from vitreous.trace.gradients import gradients
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
-from vitreous.trace.run import Finished, Run
+from vitreous.trace.run import Finished, Run, gradients
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map

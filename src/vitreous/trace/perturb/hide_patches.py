@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near
-from vitreous.capture.functions import Enough
+from vitreous.capture.capture import Enough
 from vitreous.errors import ModelError
 from vitreous.trace.last_block import known
 from vitreous.trace.perturb.drop_tokens import VariantScores, lean_run, scores_each

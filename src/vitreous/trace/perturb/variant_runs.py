@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import widen
-from vitreous.capture.axes import additive
-from vitreous.capture.functions import MATMUL, NORMS, SDPA, TAG
+from vitreous.capture.capture import MATMUL, NORMS, SDPA, TAG, additive
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads
