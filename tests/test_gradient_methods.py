@@ -147,7 +147,7 @@ def test_gae_and_grad_rollout_are_the_plain_products(name: str) -> None:
     ours = {m: vitreous.explain(zoo.model(name), trace, m, aim(name)).map for m in ("gae", "grad_rollout")}
     target = parse(aim(name), zoo.model(name), 7)
     grads = trace.grads(target)
-    layers = trace.record(grad=True).layers
+    layers = trace.differentiable().layers
     read, layout = trace.readout.double().numpy(), trace.layout
     start, n = layout.prefix, layout.tokens
     for b in range(len(trace)):
@@ -175,7 +175,7 @@ def test_attention_gradients_are_autograds_own(kind: str) -> None:
     for net in (fused, eager):
         trace = Trace(Model(net), images)
         grads = trace.grads(vitreous.trace.target.Neuron(2))
-        for layer, grad, own in zip(trace.record(grad=True).layers, grads, expected, strict=True):
+        for layer, grad, own in zip(trace.differentiable().layers, grads, expected, strict=True):
             assert off(layer.weights_grad(grad).detach(), own) < 1e-4
 
 

@@ -57,6 +57,7 @@ class Layout:
     sequence_first: bool = False  # the model's tokens are [N B D]
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with
+    linear_output: bool = False  # a linear layer gives the output
     obstacle: str | None = None  # why token attention cannot be followed: "attends in 7×7 windows"
 
     @property
@@ -144,15 +145,17 @@ def find_layout(model: Network, size: tuple[int, int], given: Layout | None = No
         if "nference" not in str(error):  # torch.inference_mode in its forward: only what needs no gradient will work
             raise
         seen, output = look(model, images.detach(), grad=False)
-    found = read_geometry(model, seen, size, given)
+    linear = seen.classifier is not None and seen.classifier[1] is output
+    found = replace(read_geometry(model, seen, size, given), linear_output=linear)
     layers = layer_numbers(seen, found)
     if found.obstacle is not None or not layers or given is not None:
         return found, None
     last, met = seen.calls[layers[-1]], seen.entries[layers[-1]]
-    ends = [output, seen.classifier[0]] if seen.classifier is not None and seen.classifier[1] is output else [output]
+    ends = [output, seen.classifier[0]] if linear and seen.classifier is not None else [output]
     readout, share = find_readout(last, gradient(ends, last.node), found)
     found = replace(found, readout=readout, share=None if found.pooled else share, probed=True)
-    fold = seen.projections.fold(last, found.blocks[-1]) if found.blocks else None
+    with torch.no_grad():
+        fold = seen.projections.fold(last, found.blocks[-1]) if found.blocks else None
     grad = gradient([output], met.tokens) if met is not None and met.entry[0] == "norm" else None
     return found, Reference(output.detach(), grad, fold)
 

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from vitreous._support.memory import batch_size
 from vitreous.capture.attention import near
 from vitreous.capture.narrowed_block import Fold
 from vitreous.errors import ModelError
@@ -58,7 +59,8 @@ def narrowing(trace: Runs, *, fold: bool = True) -> Narrow | None:
 
 def narrowing_with_output(trace: Runs) -> Finished | None:
     """The output of the trace's own images from the run that checks the last block; None: it was checked before."""
-    if trace.model.facts.knows(asked(trace, LAST)) or is_hooked(trace):
+    room = batch_size(trace.layout.footprint[1], trace.images.device)
+    if trace.model.facts.knows(asked(trace, LAST)) or is_hooked(trace) or room < 2 + len(trace.images):
         return None
     narrow, run = check(trace, trace.images)
     trace.model.facts.note(asked(trace, LAST), narrow)

@@ -156,11 +156,9 @@ class Trace:
     @property
     def classifies(self) -> bool:
         """Is the output class scores? Where the model does not say, a final linear layer does."""
-        known = self.model.classifier
-        if known is None:
-            record = self.any_finished()
-            known = self.model.classifier = record.embedding is not record.output
-        return known
+        if self.model.classifier is None:
+            self.model.classifier = self.layout.linear_output
+        return self.model.classifier
 
     @property
     def attention(self) -> tuple[Attention, ...]:

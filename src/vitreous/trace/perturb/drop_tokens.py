@@ -180,7 +180,7 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
     """
     facts, works = trace.model.facts, asked(trace, WORKS)
     trial: Trial = {}
-    if not facts.knows(works) or (len(left) and not facts.knows(asked(trace, LEAVES))):
+    if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
         works_now, trial = can_drop(trace, index, left)
         facts.note(works, works_now)
     if not facts.get(works):
@@ -200,7 +200,10 @@ def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
     middle, tried = layout.token(row, column), left[[0, len(left) // 2]].tolist() if len(left) else []
     gone = torch.zeros(3 + len(tried), layout.tokens, dtype=torch.bool, device=image.device)
     gone[range(1, len(gone)), [middle, middle, *tried]] = True
-    found = lean_run(trace, torch.cat([image, image, spoilt, *[image] * len(tried)]), gone).output.detach()
+    images = torch.cat([image, image, spoilt, *[image] * len(tried)])
+    size = batch_size(layout.footprint[0], image.device)
+    outputs = in_batches(lambda part: lean_run(trace, images[part], gone[part]).output.detach(), len(images), size)
+    found = torch.cat(outputs)
     works = near(found[0], trace.plain().output[index].detach()) and near(found[1], found[2])
     return works, dict(zip(tried, found[3:]))
 
@@ -210,8 +213,8 @@ def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial)
 
     The first such run of a model is compared with what hiding the same tokens gave.
     """
-    facts, allowed, layout = trace.model.facts, asked(trace, LEAVES), trace.layout
-    if facts.get(allowed) is False or layout.layers < 2 or len(layout.blocks) != layout.layers:
+    facts, allowed = trace.model.facts, asked(trace, LEAVES)
+    if facts.get(allowed) is False or not has_blocks(trace):
         return None
     try:
         found = run_leaving(trace, image, left, shared)
@@ -224,6 +227,11 @@ def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial)
         pairs = [(row, trial[token]) for token, row in zip(left.tolist(), found.output.detach()) if token in trial]
         facts.note(allowed, bool(pairs) and all(near(row, expected) for row, expected in pairs))
     return found if facts.get(allowed) else None
+
+
+def has_blocks(trace: Trace) -> bool:
+    """Is there a block behind the first?"""
+    return len(trace.layout.blocks) == trace.layout.layers >= 2
 
 
 def cuts(trace: Trace) -> bool:
