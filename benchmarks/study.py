@@ -91,7 +91,7 @@ def bare(data: Data, model: Model, kind: Kind, batch: int, images: int) -> float
     begun = now(model)
     for each in ready:
         trace = Trace(model, each)
-        trace.record(whole=True)
+        trace.whole()
         target = Top(1).fix(trace.output) if kind.targeted else None
         kind.work(Scene(trace, target, [None] * len(each), [False] * len(each)))
     return sum(map(len, ready)) / (now(model) - begun)

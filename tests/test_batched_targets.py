@@ -45,7 +45,7 @@ CASES += [(name, *one) for name in MODELS[:2] for one in OPTIONS]
 
 def targets(trace: Trace) -> list[Any]:
     """Of every kind: some read the output, some the embedding."""
-    embedding = trace.any_whole().embedding
+    embedding = trace.any_finished().embedding
     assert embedding is not None
     concept = Concept(torch.linspace(-1, 1, embedding.shape[1]), "l2")
     return ["top-2", [3, Contrast(Class(0), Class(5))], concept, Contrast(Neuron(2), concept)]

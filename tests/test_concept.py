@@ -60,7 +60,7 @@ def test_oracle_vectors(deit: vitreous.Model, oracle: object) -> None:
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])
 def test_similarities(similarity: str) -> None:
     trace = Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))
-    z = trace.any_whole().embedding.detach()
+    z = trace.any_finished().embedding.detach()
     c = torch.randn(32, generator=torch.Generator().manual_seed(0))
     expected = {"dot": z @ c, "cosine": torch.cosine_similarity(z, c[None]), "l2": -(z - c).norm(dim=-1)}[similarity]
     assert torch.allclose(trace.score(Concept(c, similarity)), expected, atol=1e-5)  # type: ignore[arg-type]

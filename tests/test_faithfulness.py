@@ -23,6 +23,7 @@ from vitreous.metrics.faithfulness.road import fill_in
 from vitreous.metrics.faithfulness.sensitivity_n import draw
 from vitreous.trace.perturb.fills import baseline_images
 from vitreous.trace.perturb.hide_patches import is_local, scores_hidden
+from vitreous.trace.run import Run
 
 FAITHFUL = [name for name in METRICS if METRICS[name].family == "faithfulness"]
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FAITHFUL]
@@ -363,7 +364,10 @@ def test_insertion_starts_from_a_blurred_image() -> None:
     images, maps, _ = setting("timm ViT")
     trace = Trace(zoo.model("timm ViT"), images)
     score = evaluate(zoo.model("timm ViT"), images, maps, "insertion")
-    blurred, whole = (trace.run(picture).output.softmax(-1) for picture in (baseline_images(trace, "blur", 0), images))
+    blurred, whole = (
+        trace.run(picture, Run.to_output()).output.softmax(-1)
+        for picture in (baseline_images(trace, "blur", 0), images)
+    )
     best = whole.argmax(-1, keepdim=True)
     np.testing.assert_allclose(score.curve[:, 0], blurred.gather(1, best)[:, 0], **EXACT)
     np.testing.assert_allclose(score.curve[:, -1], whole.gather(1, best)[:, 0], **EXACT)

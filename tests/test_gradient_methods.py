@@ -23,6 +23,7 @@ from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.attention.head_similarity import pool_patches
 from vitreous.methods.gradient.smoothgrad import smooth_gradient
 from vitreous.trace.parse_target import parse
+from vitreous.trace.run import Run
 from vitreous.trace.target import Class
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
@@ -146,7 +147,7 @@ def test_gae_and_grad_rollout_are_the_plain_products(name: str) -> None:
     ours = {m: vitreous.explain(zoo.model(name), trace, m, aim(name)).map for m in ("gae", "grad_rollout")}
     target = parse(aim(name), zoo.model(name), 7)
     grads = trace.grads(target)
-    layers = trace.record(grad=True).layers
+    layers = trace.differentiable().layers
     read, layout = trace.readout.double().numpy(), trace.layout
     start, n = layout.prefix, layout.tokens
     for b in range(len(trace)):
@@ -174,7 +175,7 @@ def test_attention_gradients_are_autograds_own(kind: str) -> None:
     for net in (fused, eager):
         trace = Trace(Model(net), images)
         grads = trace.grads(vitreous.trace.target.Neuron(2))
-        for layer, grad, own in zip(trace.record(grad=True).layers, grads, expected, strict=True):
+        for layer, grad, own in zip(trace.differentiable().layers, grads, expected, strict=True):
             assert off(layer.weights_grad(grad).detach(), own) < 1e-4
 
 
@@ -323,11 +324,11 @@ def test_split_goes_with_the_vanilla_variant_and_token_attention() -> None:
 def test_legrad_layer_by_layer(name: str, pool: str) -> None:
     """Each layer's score by a head of its own, differentiated alone."""
     net, images, trace = zoo.network(name), zoo.images(name), Trace(zoo.model(name), zoo.images(name))
-    record = trace.record(whole=True, grad=True)
+    record = trace.differentiable()
     streams: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda m, i, o: streams.append(o)) for block in net.blocks]
     fresh = Trace(zoo.model(name), images)
-    record = fresh.record(whole=True, grad=True)
+    record = fresh.differentiable()
     for hook in hooks:
         hook.remove()
     maps = []
@@ -413,7 +414,7 @@ def test_several_targets_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Model, "run", lambda self, images: runs.append(len(images)) or plain(self, images))
     for method in ("cdam", "gradcam", "gae", "grad_rollout", "gradient", "input_x_gradient"):
         trace = Trace(model, zoo.images("timm ViT"))
-        trace.unseen()  # what is found out once for a model
+        trace.least(Run.to_output())  # what is found out once for a model
         runs.clear()
         maps = [vitreous.explain(model, trace, method, target).map for target in (0, 1, "top-1", "2-3")]
         assert len(runs) == 1, method
@@ -464,7 +465,7 @@ def tensors() -> list[Tensor]:
 def test_only_the_last_block_is_differentiated_for_cdam_and_gradcam() -> None:
     net, images = copy.deepcopy(zoo.network("timm ViT")), zoo.images("timm ViT")
     model, seen = Model(net), []
-    Trace(model, images).unseen()  # what is found out once for a model
+    Trace(model, images).least(Run.to_output())  # what is found out once for a model
 
     def watched(number: int, run: Any) -> Any:
         def forward(x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import METHODS, Model
-from vitreous.trace.last_block import folds, tails
+from vitreous.trace.last_block import narrowing
+from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
 
 FEW = [  # models whose head reads few tokens, of blocks that are modules of their own
@@ -43,7 +44,7 @@ USES = ["cdam", "gradcam", "gae", "grad_rollout", "attn_lrp", "transformer_attri
 
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_it_is_known_where_it_may_be_used(name: str) -> None:
-    assert tails(Trace(zoo.model(name), zoo.images(name))) == (name in FEW)
+    assert (narrowing(Trace(zoo.model(name), zoo.images(name))) is not None) == (name in FEW)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -53,7 +54,7 @@ def test_maps_are_those_of_the_whole_block(name: str, monkeypatch: pytest.Monkey
     wanted = USES if name in ("timm ViT", "HF ViT eager", "timm DeiT distilled", "HF DINOv3 sdpa") else USES[:4]
     ours = {method: vitreous.explain(model, images, method, aim).map for method in wanted}
     for place in ("trace.trace", "methods.lrp.propagate", "methods.attention_gradient.transformer_attribution"):
-        monkeypatch.setattr(f"vitreous.{place}.tails", lambda trace: False)
+        monkeypatch.setattr(f"vitreous.{place}.narrowing", lambda trace, fold=True: None)
     for method, map in ours.items():
         assert off(map, vitreous.explain(model, images, method, aim).map) < 2e-5, method
 
@@ -63,15 +64,18 @@ def test_keys_and_values_are_left_out_where_they_are_linear(name: str, monkeypat
     """Not where they are rotated (DINOv3), or where a model multiplies them itself."""
     model, images = zoo.model(name), zoo.images(name)
     trace = Trace(model, images)
-    assert (folds(trace) is not None) == (name in FOLDED)
-    ours = trace.run(images, cut=trace.layout.layers - 1, **trace.unseen())
-    whole = trace.run(images, cut=trace.layout.layers - 1)
-    assert ours.output is not None and whole.output is not None
-    assert ours.entry is not None and whole.entry is not None
+    assert has_fold(trace) == (name in FOLDED)
+    last = Run.from_layer(trace.layout.layers - 1)
+    ours, whole = trace.run(images, trace.least(last)), trace.run(images, last)
     assert off(ours.output.detach(), whole.output.detach()) < 1e-5
     along = torch.linspace(-1, 1, ours.output.shape[1]).expand_as(ours.output)
     grads = [torch.autograd.grad([run.output], [run.entry], [along])[0] for run in (ours, whole)]
     assert off(*grads) < 1e-5
+
+
+def has_fold(trace: Trace) -> bool:
+    found = narrowing(trace)
+    return found is not None and found.fold is not None
 
 
 def test_a_block_that_is_rebuilt_is_looked_at_again() -> None:
@@ -82,15 +86,14 @@ def test_a_block_that_is_rebuilt_is_looked_at_again() -> None:
 
     def right() -> bool:
         trace = Trace(model, images)
-        ours, whole = trace.run(images, **trace.unseen()).output, net(images)
-        assert ours is not None
-        return off(ours, whole.detach()) < 1e-5
+        ours = trace.run(images, trace.least(Run.to_output())).output
+        return off(ours, net(images).detach()) < 1e-5
 
     attention = net.blocks[-1].attn
     attention.qkv.weight = nn.Parameter(torch.randn_like(attention.qkv.weight) / 4)
     assert right()
     attention.qkv = Adapted(attention.qkv)
-    assert right() and folds(Trace(model, images)) is None
+    assert right() and not has_fold(Trace(model, images))
 
 
 class Adapted(nn.Module):
@@ -107,9 +110,9 @@ class Adapted(nn.Module):
 
 def test_half_precision_forms_keys_and_values() -> None:
     model = Model(zoo.ZOO["timm ViT"].make().eval().bfloat16())
-    assert folds(Trace(model, zoo.images("timm ViT").bfloat16())) is None
+    assert not has_fold(Trace(model, zoo.images("timm ViT").bfloat16()))
     with torch.autocast("cpu"):
-        assert folds(Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))) is None
+        assert not has_fold(Trace(zoo.model("timm ViT"), zoo.images("timm ViT")))
 
 
 @pytest.mark.parametrize("split", ["value", "key"])
@@ -117,7 +120,7 @@ def test_half_precision_forms_keys_and_values() -> None:
 def test_parts_of_cdam(name: str, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = zoo.model(name), zoo.images(name)[:2]
     ours = vitreous.explain(model, images, "cdam", 1, split=split).map
-    monkeypatch.setattr("vitreous.trace.trace.tails", lambda trace: False)
+    monkeypatch.setattr("vitreous.trace.trace.narrowing", lambda trace, fold=True: None)
     assert off(ours, vitreous.explain(model, images, "cdam", 1, split=split).map) < 2e-5
 
 
@@ -172,9 +175,9 @@ def test_a_block_that_mixes_tokens_is_noticed(
 ) -> None:
     torch.manual_seed(0)
     model, images = Model(Small(Mixing(**last)).eval()), torch.randn(2, 3, 32, 32)
-    assert tails(Trace(model, images)) == works
+    assert (narrowing(Trace(model, images)) is not None) == works
     ours = vitreous.explain(model, images, "cdam", 1).map
-    monkeypatch.setattr("vitreous.trace.trace.tails", lambda trace: False)
+    monkeypatch.setattr("vitreous.trace.trace.narrowing", lambda trace, fold=True: None)
     assert off(ours, vitreous.explain(model, images, "cdam", 1).map) < 2e-5
 
 

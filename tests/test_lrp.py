@@ -20,11 +20,12 @@ from vitreous import Model, Trace
 from vitreous.errors import Unsupported
 from vitreous.methods.attention_gradient.transformer_attribution import relevances
 from vitreous.methods.lrp.propagate import token_relevance
-from vitreous.trace.last_block import tails
+from vitreous.trace.last_block import narrowing
 from vitreous.trace.parse_target import parse
+from vitreous.trace.rules.cast import Cast
 from vitreous.trace.rules.gradient import ATTN_LRP, CP_LRP
 from vitreous.trace.rules.mode import Rules, RuleWarning, Table, spelled
-from vitreous.trace.rules.relevance import Cast, Chefer
+from vitreous.trace.rules.relevance import Chefer
 from vitreous.trace.target import Class, Neuron, Target
 
 CASES = [(name, which) for name in Oracle.IMAGES for which in (0, 1)]
@@ -676,7 +677,7 @@ def test_first_blocks_that_read_images() -> None:
 
 def test_several_targets_share_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.model("timm ViT")
-    tails(Trace(model, zoo.images("timm ViT")))  # found out once for a model
+    narrowing(Trace(model, zoo.images("timm ViT")))  # found out once for a model
     runs: list[int] = []
     plain = Model.run
     monkeypatch.setattr(Model, "run", lambda self, images: runs.append(len(images)) or plain(self, images))

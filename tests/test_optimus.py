@@ -22,7 +22,7 @@ def slow_candidates(name: str, index: int) -> dict[str, Tensor]:
     model, image = zoo.model(name), zoo.images(name)[index : index + 1]
     trace = vitreous.Trace(model, image)
     grads = trace.grads(Class(1))
-    layers = trace.record(whole=True, grad=True).layers
+    layers = trace.differentiable().layers
     a = [layer.weights[0].detach() for layer in layers]  # [H N N] each
     weighted = [
         (layer.weights_grad(grad)[0].detach() * x).clamp_min(0).mean(0) for layer, grad, x in zip(layers, grads, a)

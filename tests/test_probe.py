@@ -149,12 +149,12 @@ def test_logits_are_the_head_of_the_embedding(name: str) -> None:
     head = random_probe(model)
     with torch.no_grad():
         ours = probed(name).run(images)
-    z = Trace(model, images).any_whole().embedding
+    z = Trace(model, images).any_finished().embedding
     assert z is not None
     assert torch.allclose(ours, z.detach() @ head.weight.T + head.bias, atol=1e-5)
     trace = Trace(probed(name), images)
     assert trace.classifies
-    read = trace.any_whole().embedding
+    read = trace.any_finished().embedding
     assert off(read.detach(), z.detach()) <= ROUNDING, "what the probe reads is an embedding, for concepts too"
     assert probed(name).labels == {i: f"kind {i}" for i in range(4)}
     assert probed(name).size == model.size
@@ -331,7 +331,7 @@ def by_hand(model: Model, data: Path, head: Probe, share: float) -> float:
     """The accuracy on the pictures kept for validation."""
     folder = imagefolder.open_folder(data)
     _, check = imagefolder.split(folder, share, 0)
-    z = torch.cat([Trace(model, [folder.files[i]]).any_whole().embedding.detach() for i in check])
+    z = torch.cat([Trace(model, [folder.files[i]]).any_finished().embedding.detach() for i in check])
     named = (z @ head.weight.T + head.bias).argmax(1)
     return (named == torch.tensor([folder.labels[i] for i in check])).float().mean().item()
 

@@ -409,7 +409,7 @@ def test_a_snippet_tells_no_folders(client: TestClient) -> None:
 def test_attention_rows_and_columns(client: TestClient, engine: Engine, name: str) -> None:
     model = engine.find(name).model
     trace = Trace(model, [PHOTOS / "cat.jpg"])
-    trace.record(whole=True)
+    trace.whole()
     layout = trace.layout
     a = trace.attention[1].weights[0]  # [H N M]
     patch = layout.prefix + 5

@@ -199,6 +199,12 @@ def widen(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def near(one: Tensor, other: Tensor) -> bool:
+    """Are these equal up to rounding?"""
+    close = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
+
+
 def run_of(tokens: slice | list[int]) -> slice | list[int]:
     """A slice where the tokens follow each other: it needs no numbers on the GPU, so nothing waits for it."""
     if isinstance(tokens, slice) or tokens != list(range(tokens[0], tokens[-1] + 1) if tokens else ()):

@@ -1,7 +1,7 @@
 """A ⊙ ∂y/∂A of every layer, from the last to the first, in one backward pass that never holds two layers at once.
 
 The backward of an attention needs A and ∂y/∂A anyway: here it computes them by rows, shows them to a visitor and goes
-on.
+on. `CutAt` lets gradients begin at the tokens that enter a layer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
+from vitreous.capture.attention import Attention, fusible, rows_of, run_of, same, sum_of, widen
+from vitreous.capture.capture import NORMS, Capture, linear_parts
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
@@ -133,14 +135,15 @@ class Follower:
         self.visitor: Visitor = pass_by
         self.seen = 0
 
-    def follows(self, q: Tensor, k: Tensor) -> bool:
+    def takes(self, q: Tensor, k: Tensor) -> bool:
         """Is this a layer, in the axes [B H N d], of which sums need A?"""
         layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
         return layer and not fusible(q)
 
-    def attend(self, call: Attention, options: dict[str, Any]) -> Tensor:
+    def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
         """O, exactly as the fused kernel gives it."""
         assert call.q is not None
+        call.followed = True
         self.seen += 1
         q, bias = call.q, call.bias
         if call.only is not None:
@@ -218,3 +221,51 @@ class Sums:
 
     def result(self, scale: float) -> tuple[Tensor, ...]:
         return torch.cat(self.dq, 2).mul_(scale), sum_of(self.dk), sum_of(self.dv)
+
+
+# ------------------------------------------------------------------------------------------ where gradients begin
+
+Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", n): what the n-th linear layer reads
+
+
+class Unfrozen(TorchFunctionMode):
+    """Differentiate also what a model computes under `torch.no_grad` in its forward (a frozen part)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
+
+
+class CutAt(TorchFunctionMode):
+    """Gradients begin at an entry: everything before is constant, and not recorded by `seen`.
+
+    `leaf` is the tensor to differentiate by. `edit` may change the tokens first.
+    """
+
+    def __init__(self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same) -> None:
+        super().__init__()
+        self.entry, self.seen, self.edit = entry, seen, edit
+        self.leaf: Tensor | None = None
+        self._counts = {"norm": 0, "linear": 0}
+        self._tokens: Tensor | None = None  # in whose place the leaf stands
+        seen.recording = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._C._set_grad_enabled:
+            return None  # as in Unfrozen
+        if func is F.linear:
+            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
+            return F.linear(self.enter("linear", tokens), weight, bias)
+        out = func(*args, **(kwargs or {}))
+        return self.enter("norm", out) if func in NORMS else out
+
+    def enter(self, kind: str, tokens: Tensor) -> Tensor:
+        self._counts[kind] += 1
+        if (kind, self._counts[kind]) == self.entry:
+            torch.set_grad_enabled(True)
+            self._tokens, self.leaf = tokens, self.edit(tokens.detach()).detach().requires_grad_()
+            self.seen.recording = True
+        return self.leaf if self.leaf is not None and tokens is self._tokens else tokens

@@ -20,8 +20,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import run_of
+from vitreous.capture.attention import rows_of, run_of
+from vitreous.capture.capture import MATMUL, SDPA, TAG, WHOLE, linear_parts
+from vitreous.capture.multi_head import SIGNATURE, unpacked
 from vitreous.errors import Unsupported
 from vitreous.types import Heads, Tokens, Weights
 
@@ -35,7 +38,7 @@ class Reached(BaseException):
 
 @dataclass(frozen=True)
 class Fold:
-    """Where a block's queries, keys and values come from: the so manyeth linear layer in it, from this row on."""
+    """Where a block's queries, keys and values come from: the n-th linear layer in it, from this row on."""
 
     calls: tuple[int, ...]
     rows: tuple[int, ...]
@@ -47,33 +50,62 @@ class Fold:
         return [(weight[part], None if bias is None else bias[part]) for (weight, bias), part in found]
 
 
-class Tail(ExitStack):
-    """A context in which the last block computes what is read of it; other rows that leave it are zero.
+class NarrowedBlock(TorchFunctionMode):
+    """A context in which the last block computes what is read of it; the other rows that leave it are zero.
 
     `read`: the tokens that are read, of `tokens` in all, of which the patches begin behind `prefix`. With `fold`, keys
-    and values are never formed.
+    and values are never formed, and `show` gets A and ∂y/∂A in a backward pass.
     """
 
     def __init__(
         self,
         block: nn.Module,
         read: list[int],
+        *,
         tokens: int,
         prefix: int,
         patches: int,
         axis: int,
         fold: Fold | None = None,
+        show: Show | None = None,
     ) -> None:
         super().__init__()
-        self.read, self.tokens, self.axis, self.fold = read, tokens, axis, fold
+        self.block, self.read, self.tokens, self.axis, self.fold, self.show = block, read, tokens, axis, fold, show
         self.linears: list[Linear] = []  # of the block, up to its attention
         self.x: Tokens | None = None  # what they read
         inside = [token - prefix for token in read if prefix <= token < prefix + patches]
         self.rows = {patches: inside, tokens: read}
         self.whole: tuple[Any, ...] | None = None  # what all tokens brought to the attention
         self.state = "before"  # … then "whole", "read", "after"
-        self.callback(block.register_forward_pre_hook(own_thread(self.enter), with_kwargs=True).remove)
-        self.callback(block.register_forward_hook(own_thread(self.leave)).remove)
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> NarrowedBlock:
+        before = self.block.register_forward_pre_hook(own_thread(self.enter), with_kwargs=True)
+        behind = self.block.register_forward_hook(own_thread(self.leave))
+        self._hooks.callback(before.remove)
+        self._hooks.callback(behind.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.state in ("before", "after"):
+            return func(*args, **kwargs)
+        if func in SDPA:
+            return self.attend(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self.multi_head(func, args, kwargs)
+        if func is F.linear and self.fold is not None and self.state == "whole":
+            return self.linear(*linear_parts(*args, **kwargs))
+        if func in MATMUL and getattr(args[0], TAG, None) == "soft":
+            return self.product(func, *args)
+        return func(*args, **kwargs)
 
     def enter(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
         """All tokens up to the attention, then go on with those that are read."""
@@ -118,6 +150,33 @@ class Tail(ExitStack):
         assert self.whole is not None
         return self.whole
 
+    def attend(
+        self, query: Heads, key: Heads, value: Heads, attn_mask: Any = None, *rest: Any, **options: Any
+    ) -> Heads:
+        """The queries that are read meet the keys of all tokens."""
+        if self.fold is not None and self.state == "read":
+            width, scale = query.shape[-1], options.get("scale", rest[2] if len(rest) > 2 else None)
+            return self.folded(query.shape[1], width, width**-0.5 if scale is None else scale)
+        query, key, value, mask = self.attention(query, key, value, attn_mask)
+        asking = query[..., run_of(self.read), :]
+        setattr(asking, WHOLE, (query, mask, self.read))
+        return F.scaled_dot_product_attention(asking, key, value, rows_of(mask, self.read), *rest, **options)
+
+    def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """F.multi_head_attention_forward, in the same way."""
+        if self.fold is not None and self.state == "whole":
+            given = SIGNATURE.bind(*args, **kwargs).arguments
+            self.linear(given["query"], given["in_proj_weight"], given["in_proj_bias"])
+        return unpacked(func, args, kwargs, self.attend, no_weights)
+
+    def product(self, func: Any, a: Weights, v: Heads) -> Heads:
+        """A softmax that is about to meet its values: the rows that are read, and all values."""
+        a, v = self.attention(a, v)
+        part = a[..., run_of(self.read), :]
+        setattr(part, TAG, "soft")
+        setattr(part, WHOLE, (a, None, self.read))
+        return func(part, v)  # type: ignore[no-any-return]
+
     def linear(self, x: Tokens, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A linear layer before the attention of all tokens: noted, not computed."""
         assert self.fold is not None
@@ -127,7 +186,7 @@ class Tail(ExitStack):
             raise Reached
         return x.new_empty(*x.shape[:-1], len(weight))
 
-    def folded(self, heads: int, width: int, scale: float, show: Show | None) -> Heads:
+    def folded(self, heads: int, width: int, scale: float) -> Heads:
         """O of the tokens that are read, [B H n d]; a backward pass shows A and ∂y/∂A."""
         assert self.fold is not None and self.x is not None
         x = self.x.movedim(self.fold.axis, 0)  # [B N D]
@@ -139,6 +198,7 @@ class Tail(ExitStack):
         seen = (a @ x).view(b, heads, n, -1)
         out = torch.einsum("bhne,hde->bhnd", seen, wv.view(heads, width, -1))
         out = out if bv is None else out + bv.view(heads, 1, width)
+        show = self.show
         if show is not None:
             known = a.detach().view(b, heads, n, -1), x.detach(), wv.view(heads, width, -1), bv
 
@@ -147,6 +207,10 @@ class Tail(ExitStack):
 
             out.register_hook(back)  # type: ignore[no-untyped-call]
         return out
+
+
+def no_weights() -> Weights:
+    raise Unsupported("the last block asks for the attention of all its tokens")
 
 
 def weights_grad(grad: Heads, x: Tensor, weight: Tensor, bias: Tensor | None) -> Weights:

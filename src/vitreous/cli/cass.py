@@ -86,7 +86,7 @@ def compare(trace: Trace, target: str | None, values: dict[str, Any], views: Vie
     """What `cass_attention` computes, with everything it is made of."""
     declared = METHODS["cass_attention"]
     refuse(trace, declared)
-    trace.record(whole=True)  # the output is needed for the class
+    trace.whole()  # the output is needed for the class
     chosen = choose(trace, target, declared)
     device = trace.images.device.type
     with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():

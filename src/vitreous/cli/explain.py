@@ -94,7 +94,8 @@ def make_plan(methods: str, settings: Settings, out: Path, cells: bool) -> Plan:
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
     """Targets × methods; a method that knows no target appears in the first row only."""
-    trace.record(whole=True)  # the figure shows the best classes, so the run goes to its end
+    if not any(one.targeted for one in plan.methods):
+        trace.whole()  # the figure shows the best classes, so a run must go to its end
     columns = [attempt(trace, one, targets if one.targeted else None, plan, views, summary) for one in plan.methods]
     return [list(row) for row in zip_longest(*columns)]
 

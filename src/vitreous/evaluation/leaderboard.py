@@ -193,7 +193,7 @@ class Leaderboard(Board):
 
     def _scene(self, batch: Batch, loaded: Loaded) -> Scene:
         trace = Trace(self.model, torch.as_tensor(batch.images))
-        trace.record(whole=True)
+        trace.whole()
         target = self._target(trace, batch.numbers)
         timed = len(self.forwards) < TIMED
         if timed:

@@ -1,4 +1,4 @@
-"""Where the patches are: found by one probing run, never guessed from √N.
+"""Where the patches are: measured in one layout run, never guessed from √N.
 
 grid       output size of the layer that cut the image into patches
 prefix     tokens before the patches: those that two different images share at the first attention
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.capture import Capture, Entry
+from vitreous.capture.attention_backward import Entry, Unfrozen
+from vitreous.capture.narrowed_block import Fold
+from vitreous.capture.survey import Survey
 from vitreous.errors import CaptureError, ModelError
 from vitreous.types import Map, Row
 
@@ -39,7 +41,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """The geometry of one model at one image size. Give one by hand where the probe is wrong."""
+    """The geometry of one model at one image size. Give one by hand where the layout run is wrong."""
 
     grid: tuple[int, int]  # h, w
     patch: tuple[int, int] | None = None  # pixels of one patch, down and across
@@ -55,6 +57,7 @@ class Layout:
     sequence_first: bool = False  # the model's tokens are [N B D]
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with
+    linear_output: bool = False  # a linear layer gives the output
     obstacle: str | None = None  # why token attention cannot be followed: "attends in 7×7 windows"
 
     @property
@@ -65,6 +68,16 @@ class Layout:
     def tokens(self) -> int:
         return self.prefix + self.patches + self.suffix
 
+    @property
+    def batch_axis(self) -> int:
+        """The axis of the images in the model's own tokens."""
+        return 1 if self.sequence_first else 0
+
+    @property
+    def read_tokens(self) -> list[int] | None:
+        """The few tokens that are read; None: all, or an attention pool reads them."""
+        return None if self.pooled or len(self.readout) * 2 > self.tokens else list(self.readout)
+
     def token(self, row: int, column: int) -> int:
         """The token of a patch."""
         return self.prefix + row * self.grid[1] + column
@@ -72,6 +85,20 @@ class Layout:
     def to_map(self, values: Row) -> Map:
         """One value per token to one per patch, in place."""
         return values[:, self.prefix : self.prefix + self.patches].reshape(-1, *self.grid)
+
+    def to_grid(self, tokens: Tensor) -> Tensor | None:
+        """Tokens [B N D] as they lie in the image, [B h w D], without CLS and registers; None: they do not fit."""
+        if tokens.ndim == 4:
+            return tokens
+        count, (h, w) = tokens.shape[1], self.grid
+        if count == self.tokens:
+            return placed(tokens, self.prefix, h, w)
+        for extra in range(9):  # special tokens in front, as few as will do
+            for scale in (1, 2, 4, 8, 16, 32):  # later stages merge patches
+                size = -(-h // scale), -(-w // scale)
+                if count == size[0] * size[1] + extra:
+                    return placed(tokens, extra, *size)
+        return None
 
     def is_layer(self, call: Attention, images: int) -> bool:
         """Does every token attend to every token here?"""
@@ -84,18 +111,58 @@ class Layout:
         return b in (1, images) and m == self.tokens and n < m
 
 
-def probe(model: Network, size: tuple[int, int], given: Layout | None = None) -> Layout:
-    """Run the model once on two noise images and see; what is given by hand is believed."""
+def placed(tokens: Tensor, start: int, h: int, w: int) -> Tensor:
+    return tokens[:, start : start + h * w].reshape(len(tokens), h, w, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the layout run gave, for another way to run the same model to be compared with."""
+
+    output: Tensor  # of the noise images
+    grad: Tensor | None  # of `along([output])`, for the tokens that enter the last layer's attention
+    fold: Fold | None  # where the last layer's queries, keys and values seem to come from
+
+
+def noise_images(model: Network, size: tuple[int, int]) -> Tensor:
+    """The two images of the layout run."""
     noise = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
-    images = noise.to(model.device, model.dtype).requires_grad_()
+    return noise.to(model.device, model.dtype)
+
+
+def along(ends: list[Tensor]) -> Tensor:
+    """One number that depends on every output of the two noise images."""
+    random = torch.Generator().manual_seed(1)
+    return torch.stack([(end * torch.randn(end.shape, generator=random).to(end)).sum() for end in ends]).sum()
+
+
+def find_layout(model: Network, size: tuple[int, int], given: Layout | None = None) -> tuple[Layout, Reference | None]:
+    """Run the model once on two noise images and measure; a layout given by hand is believed."""
+    images = noise_images(model, size).requires_grad_()
     try:
         seen, output = look(model, images, grad=True)
     except (RuntimeError, ModelError) as error:
         if "nference" not in str(error):  # torch.inference_mode in its forward: only what needs no gradient will work
             raise
         seen, output = look(model, images.detach(), grad=False)
-    first = next(iter(seen.calls), None)
-    grid, prefix, suffix = geometry(seen, first, size)
+    linear = seen.classifier is not None and seen.classifier[1] is output
+    found = replace(read_geometry(model, seen, size, given), linear_output=linear)
+    layers = layer_numbers(seen, found)
+    if found.obstacle is not None or not layers or given is not None:
+        return found, None
+    last, met = seen.calls[layers[-1]], seen.entries[layers[-1]]
+    ends = [output, seen.classifier[0]] if linear and seen.classifier is not None else [output]
+    readout, share = find_readout(last, gradient(ends, last.node), found)
+    found = replace(found, readout=readout, share=None if found.pooled else share, probed=True)
+    with torch.no_grad():
+        fold = seen.projections.fold(last, found.blocks[-1]) if found.blocks else None
+    grad = gradient([output], met.tokens) if met is not None and met.entry[0] == "norm" else None
+    return found, Reference(output.detach(), grad, fold)
+
+
+def read_geometry(model: Network, seen: Survey, size: tuple[int, int], given: Layout | None) -> Layout:
+    """Everything but the read-out."""
+    grid, prefix, suffix = geometry(seen, next(iter(seen.calls), None), size)
     found = given or Layout(grid, (size[0] // grid[0], size[1] // grid[1]), prefix, suffix=suffix, readout=())
     obstacle = find_obstacle(seen, found) if given is None else None
     if obstacle is None and head_by_head(seen, found):
@@ -106,27 +173,30 @@ def probe(model: Network, size: tuple[int, int], given: Layout | None = None) ->
         found,
         blocks=blocks_of(model.module, [seen.calls[i] for i in layers]),
         layers=len(ways),
-        entries=tuple(way[0] for way in ways if way) if all(ways) else (),
-        sequence_first=any(way is not None and way[1][0] != 2 for way in ways),
-        footprint=(6 * seen.largest // 2, 3 * seen.made // 4),
+        entries=tuple(met.entry for met in ways if met) if all(ways) else (),
+        sequence_first=any(met is not None and met.tokens.shape[0] != 2 for met in ways),
+        footprint=(6 * seen.memory.largest // 2, 3 * seen.memory.made // 4),
         obstacle=obstacle,
     )
     if obstacle is not None or not layers:
         return found
     pooled = any(found.is_pool(call, 2) for call in seen.calls[layers[-1] + 1 :])
-    found = replace(found, pooled=pooled, calls=None if pooled else layers[-1] + 1)
-    if given is not None:
-        return found
-    head = [seen.linear[0]] if seen.linear is not None and seen.linear[1] is output else []
-    readout, share = find_readout(seen.calls[layers[-1]], [output, *head], found)
-    return replace(found, readout=readout, share=None if pooled else share, probed=True)
+    return replace(found, pooled=pooled, calls=None if pooled else layers[-1] + 1)
 
 
-def layer_numbers(seen: Capture, layout: Layout) -> list[int]:
+def gradient(ends: list[Tensor], wrt: Tensor) -> Tensor | None:
+    """Of `along(ends)`; None where nothing depends on it, or the model runs without gradients."""
+    try:
+        return torch.autograd.grad(along(ends), [wrt], retain_graph=True, allow_unused=True)[0]
+    except RuntimeError:
+        return None
+
+
+def layer_numbers(seen: Survey, layout: Layout) -> list[int]:
     return [i for i, call in enumerate(seen.calls) if layout.is_layer(call, 2)]
 
 
-def head_by_head(seen: Capture, layout: Layout) -> bool:
+def head_by_head(seen: Survey, layout: Layout) -> bool:
     """Does a module attend several times in a row, each time with one head and nothing projected in between?"""
     numbers = layer_numbers(seen, layout)
     return any(
@@ -136,18 +206,18 @@ def head_by_head(seen: Capture, layout: Layout) -> bool:
     )
 
 
-def look(model: Network, images: Tensor, grad: bool) -> tuple[Capture, Tensor]:
-    """One watched run."""
+def look(model: Network, images: Tensor, grad: bool) -> tuple[Survey, Tensor]:
+    """One run, measured."""
     with model.still() as still, torch.inference_mode(False), torch.set_grad_enabled(grad):
-        with Capture(still.names, 2, weighs=True) as seen:
+        with Survey(still.names, 2) as seen, Unfrozen() if grad else nullcontext():
             return seen, model.run(images)
 
 
-def geometry(seen: Capture, first: Attention | None, size: tuple[int, int]) -> tuple[tuple[int, int], int, int]:
+def geometry(seen: Survey, first: Attention | None, size: tuple[int, int]) -> tuple[tuple[int, int], int, int]:
     """Grid, and how many tokens stand before and behind the patches."""
     tokens = first.shape[3] if first is not None else 0
-    grids = seen.grids[::-1]
-    for count, width in seen.patches:  # patches cut by reshaping, embedded by a linear layer
+    grids = seen.cut.grids[::-1]
+    for count, width in seen.cut.rows:  # patches cut by reshaping, embedded by a linear layer
         side = math.isqrt(width // 3)
         if side and width == 3 * side * side and count == (size[0] // side) * (size[1] // side):
             grids.append((size[0] // side, size[1] // side))
@@ -172,7 +242,7 @@ def moving_tokens(first: Attention | None) -> list[int] | None:
     return found if found and found[-1] - found[0] + 1 == len(found) else None
 
 
-def find_obstacle(seen: Capture, layout: Layout) -> str | None:
+def find_obstacle(seen: Survey, layout: Layout) -> str | None:
     """Why attention cannot be followed from token to token through this model, if it cannot."""
     if seen.mixed:
         return f"changes its attention between softmax and values (in {seen.mixed[0] or 'its own code'})"
@@ -197,15 +267,12 @@ def find_obstacle(seen: Capture, layout: Layout) -> str | None:
 
 
 def find_readout(
-    last: Attention, ends: list[Tensor], layout: Layout
+    last: Attention, grad: Tensor | None, layout: Layout
 ) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
-    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ."""
-    random = torch.Generator().manual_seed(1)
-    try:
-        total = torch.stack([(end * torch.randn(end.shape, generator=random).to(end)).sum() for end in ends]).sum()
-        (grad,) = torch.autograd.grad(total, [last.node], allow_unused=True)
-    except RuntimeError:  # the model runs without gradients
-        grad = None
+    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ.
+
+    `grad`: for the output of the last layer's attention.
+    """
     everything = tuple(range(layout.tokens))
     if grad is None:
         return ((0,) if layout.prefix else everything), None

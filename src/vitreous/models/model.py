@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -17,13 +15,13 @@ from torch import Tensor, nn
 from vitreous._support.memory import out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
+from vitreous.models.facts import Facts, facts_of
 from vitreous.models.labels import name_classes
-from vitreous.models.layout import Layout, probe
+from vitreous.models.layout import Layout, find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
 from vitreous.types import Images, Output
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
-_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class Model:
@@ -99,10 +97,21 @@ class Model:
         return self.layout_at(self.size)
 
     def layout_at(self, size: tuple[int, int]) -> Layout:
-        """The geometry at this (height, width), probed once; what was given by hand is believed."""
+        """The geometry at this (height, width), measured once; a layout given by hand is believed."""
         if size not in self._layouts:
-            self._layouts[size] = probe(self, size, self._given_layout)
+            self._layouts[size], reference = find_layout(self, size, self._given_layout)
+            self.facts.note(("layout run", size), reference)
         return self._layouts[size]
+
+    @property
+    def facts(self) -> Facts:
+        """What was found out about the network, shared by every `Model` of it."""
+        return facts_of(self.module)
+
+    def forget(self) -> None:
+        """Forget everything that was found out by running the network, after it was changed in place."""
+        self._layouts.clear()
+        self.facts.forget()
 
     def label(self, index: int) -> str:
         """The first name of a class, or its number."""
@@ -160,9 +169,8 @@ class Model:
 
     @contextmanager
     def still(self) -> Iterator[Still]:
-        """One thread at a time, in eval mode, eager; all as it was afterwards, also after an error."""
-        lock = _LOCKS.setdefault(self.module, threading.RLock())
-        with lock, ExitStack() as stack:
+        """Hold the network in eval mode, uncompiled, for one thread; restore everything on exit."""
+        with self.facts.lock, ExitStack() as stack:
             names, compiled, hooked = {}, self.net is not self.module, False
             left = [("", self.module)]
             while left:
@@ -211,6 +219,18 @@ def capturing(images: Tensor) -> bool:
 def refuse_infinite(total: Tensor) -> None:
     if not total.isfinite():
         raise InputError("the image tensor contains NaN or infinite values")
+
+
+def later(value: Tensor) -> Callable[[], Tensor]:
+    """What a GPU computes, to be asked for when it has got more to do: nothing behind it is waited for."""
+    copied, there = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+
+    def ask() -> Tensor:
+        there.synchronize()
+        return copied
+
+    return ask
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace, gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Output, Scores
 
 ROWS = {"cpu": 6, "cuda": 256}  # images times targets at a time: with more, a CPU's caches overflow

@@ -144,7 +144,7 @@ def embeddings(model: Model, images: Any) -> Iterator[Float[Tensor, "b D"]]:
     size = batch_size(model.layout.footprint[0], model.device, BATCH)
     for start in range(0, len(images), size):
         trace = Trace(model, images[start : start + size])
-        record = trace.any_whole()
+        record = trace.any_finished()
         assert record.embedding is not None
         if trace.classifies and record.embedding is record.output:
             raise TargetError(f"{model.name} has no single embedding before its classifier, so no concepts")

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.models.model import Model
 from vitreous.registry import Method
@@ -95,16 +94,15 @@ def replays(method: Method, values: dict[str, Any], images: Images, *targets: Ta
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:
     """What must be the same for a graph to be used: also where the weights are."""
     kinds = tuple(target.replay_key for target in targets)
-    places = tuple([t.data_ptr() for held in holders(model.module) for t in held.values() if t is not None])
+    places = tuple([t.data_ptr() for held in holders(model) for t in held.values() if t is not None])
     amp = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     return method, repr(sorted(values.items())), id(model), tuple(images.shape), images.dtype, kinds, amp, places
 
 
-_holders: WeakKeyDictionary[nn.Module, list[Mapping[str, Tensor | None]]] = WeakKeyDictionary()
-
-
-def holders(net: nn.Module) -> list[Mapping[str, Tensor | None]]:
+def holders(model: Model) -> list[Mapping[str, Tensor | None]]:
     """Where a network's modules keep their parameters and buffers; found once, since this is asked for every batch."""
-    if net not in _holders:
-        _holders[net] = [held for m in net.modules() for held in (m._parameters, m._buffers) if held]
-    return _holders[net]
+
+    def find() -> list[Mapping[str, Tensor | None]]:
+        return [held for m in model.module.modules() for held in (m._parameters, m._buffers) if held]
+
+    return model.facts.find("parameters and buffers", find)

@@ -1,31 +1,33 @@
 """Whether the last block of a model may be run for the tokens that are read alone (capture/narrowed_block.py).
 
-No anatomy is assumed but that everything in a block except its attention treats each token alone. Whether that holds is
-found out once for each model, beside the whole run.
+Nothing is assumed of a block except that everything in it besides attention treats each token by itself. Whether that
+holds is checked once for each network: the output and its gradient must be those of the layout run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Hashable
+from typing import Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
-from vitreous.capture.attention import widen
-from vitreous.capture.narrowed_block import Fold, Linear, entering
+from vitreous._support.memory import batch_size
+from vitreous.capture.attention import near
+from vitreous.capture.narrowed_block import Fold
 from vitreous.errors import ModelError
-from vitreous.models.layout import Layout
+from vitreous.models.layout import Layout, Reference, along, noise_images
 from vitreous.models.model import Model
+from vitreous.trace.run import Finished, Narrow, Run, rows_of_run
 from vitreous.types import Images
+
+T = TypeVar("T")
+Result = tuple[Tensor, Tensor | None]  # an output, and a gradient
+LAST = "how the last block may be run"
 
 
 class Runs(Protocol):
-    """What is asked of a trace: its model, its images, and runs of them in one way or another."""
+    """What is asked of a trace: its model, its images, and runs of them."""
 
     model: Model
     layout: Layout
@@ -33,125 +35,98 @@ class Runs(Protocol):
     size: tuple[int, int]
     autocast: bool
 
-    @property
-    def read_tokens(self) -> list[int] | None: ...
-    def run(self, *args: Any, **kwargs: Any) -> Any: ...
-    def block(self, layer: int) -> nn.Module: ...
+    def run(self, images: Images, how: Run) -> Finished: ...
 
 
-T = TypeVar("T")
-R = TypeVar("R", bound=Runs)
-Known = WeakKeyDictionary[nn.Module, dict[Any, T]]
-_tails: Known[bool] = WeakKeyDictionary()
-_folds: Known["Fold | None"] = WeakKeyDictionary()
+def known(trace: Runs, question: str, answer: Callable[[], T]) -> T:
+    """What was found out about a network at this image size; found out again if its last block is rebuilt."""
+    return trace.model.facts.find(asked(trace, question), answer)
 
 
-def tails(trace: Runs) -> bool:
-    """May the last block of this model be run for the tokens that are read?"""
-    return known(trace, _tails, can_tail)
-
-
-def can_tail(trace: Runs) -> bool:
-    """Do the output and its gradient stay as they are?"""
-    layout = trace.layout
-    if trace.read_tokens is None or not layout.probed or len(set(layout.blocks)) != layout.layers:
-        return False
-    return same_run(trace, {"tail": True}, {})
-
-
-def same_run(trace: Runs, one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Do two ways to run a model give the same output, and the same gradient for what enters the last attention?"""
-    layout = trace.layout
-    image, cut = trace.images[:1], layout.layers - 1 if layout.entries else None
-    outputs: list[Tensor] = []
-    grads: list[Tensor] = []
-    for way in (one, other):
-        try:
-            run = trace.run(image, cut=cut, **way)
-        except (ModelError, RuntimeError, IndexError):
-            return False
-        assert run.output is not None
-        outputs.append(run.output.detach())
-        if run.entry is not None and run.output.requires_grad:
-            along = torch.linspace(-1, 1, run.output.shape[1], device=image.device).to(run.output.dtype)
-            grads += torch.autograd.grad([run.output], [run.entry], [along[None]])
-    return near(*outputs) and (len(grads) != 2 or near(*grads))
-
-
-def folds(trace: Runs) -> Fold | None:
-    """How keys and values of the last block may be left out, if they may."""
-    if not tails(trace) or trace.autocast or trace.model.dtype not in (torch.float32, torch.float64):
-        return None  # scores of rounded products would be rounded
-    return known(trace, _folds, find_fold)
-
-
-def find_fold(trace: Runs) -> Fold | None:
-    """The linear layers that make queries, keys and values; the output and its gradient must stay as they are."""
-    image, block = trace.images[:1], trace.block(trace.layout.layers - 1)
-    with Projections() as seen:
-        trace.run(image, within=partial(entering, block, seen.begin))
-    fold = seen.fold()
-    return fold if fold is not None and same_run(trace, {"tail": True, "fold": fold}, {"tail": True}) else None
-
-
-class Projections(TorchFunctionMode):
-    """Notes the linear layers of a block up to its attention, and what goes into that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linears: list[tuple[Tensor, Linear]] = []  # each with what it reads
-        self.brought: tuple[Tensor, ...] | None = None
-
-    def begin(self, stream: Tensor) -> Tensor:
-        self.linears, self.brought = [], None
-        return stream
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if self.brought is None and func is F.linear:
-            self.linears.append((args[0], (args[1], args[2] if len(args) > 2 else (kwargs or {}).get("bias"))))
-        elif self.brought is None and func is F.scaled_dot_product_attention:
-            self.brought = args[:3] if len(args) == 3 and (kwargs or {}).get("attn_mask") is None else ()
-        return func(*args, **(kwargs or {}))
-
-    def fold(self) -> Fold | None:
-        if not self.brought or not self.linears:
-            return None
-        x, found = self.linears[0][0], [place for place in map(self.place, self.brought) if place is not None]
-        (axis, *others) = {axis for _, _, axis in found} or {0}
-        if len(found) < 3 or others or any(self.linears[call][0] is not x for call, _, _ in found):
-            return None
-        return Fold(tuple(call for call, _, _ in found), tuple(row for _, row, _ in found), axis)
-
-    def place(self, brought: Tensor) -> tuple[int, int, int] | None:
-        """The linear layer, and the row in it, of which these are the outputs, head by head; and the images' axis."""
-        if brought.ndim != 4:
-            return None
-        expected = brought.transpose(1, 2).flatten(2)  # [B N H·d]
-        width = expected.shape[-1]
-        for call, (x, linear) in enumerate(self.linears):
-            axis = 0 if x.shape[:-1] == expected.shape[:-1] else 1
-            read = x.movedim(axis, 0)
-            for row in range(0, len(linear[0]) - width + 1, width):
-                ((weight, bias),) = Fold((0,), (row,)).parts([linear], width)
-                if read.shape[:-1] == expected.shape[:-1] and near(F.linear(read, weight, bias), expected):
-                    return call, row, axis
-        return None
-
-
-def known(trace: R, found: Known[T], find: Callable[[R], T]) -> T:
-    """What was found out about a model at this image size; found out once, and again if its last block is rebuilt."""
-    of_model = found.setdefault(trace.model.module, {})
+def asked(trace: Runs, question: str) -> Hashable:
     blocks = trace.layout.blocks
     built = tuple(map(type, trace.model.module.get_submodule(blocks[-1]).modules())) if blocks else ()
-    key = trace.size, built
-    if key not in of_model:
-        of_model[key] = find(trace)
-    return of_model[key]
+    return question, trace.size, built
 
 
-def near(one: Tensor, other: Tensor) -> bool:
-    """The same but for rounding."""
-    close = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
-    return bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
+def narrowing(trace: Runs, *, fold: bool = True) -> Narrow | None:
+    """How the last block may compute less; None: it must not. `fold`: its attention need not be seen."""
+    if not trace.model.facts.knows(asked(trace, LAST)) and is_hooked(trace):
+        return None
+    found = known(trace, LAST, lambda: check(trace)[0])
+    return found if found is None or (fold and not trace.autocast) else Narrow()
+
+
+def narrowing_with_output(trace: Runs) -> Finished | None:
+    """The output of the trace's own images from the run that checks the last block; None: it was checked before."""
+    room = batch_size(trace.layout.footprint[1], trace.images.device)
+    if trace.model.facts.knows(asked(trace, LAST)) or is_hooked(trace) or room < 2 + len(trace.images):
+        return None
+    narrow, run = check(trace, trace.images)
+    trace.model.facts.note(asked(trace, LAST), narrow)
+    return run
+
+
+def is_hooked(trace: Runs) -> bool:
+    """Are there hooks of others in the network, so that every run must be a whole one?"""
+    with trace.model.still() as still:
+        return still.hooked
+
+
+def check(trace: Runs, also: Images | None = None) -> tuple[Narrow | None, Finished | None]:
+    """The way to run the last block that computes least and changes nothing; and what it gave for `also`."""
+    layout = trace.layout
+    if layout.read_tokens is None or not layout.probed or len(set(layout.blocks)) != layout.layers:
+        return None, None
+    kept: Reference | None = trace.model.facts.take(("layout run", trace.size))
+    fold = find_fold(trace, kept)
+    for narrow in ([Narrow(fold)] if fold is not None else []) + [Narrow()]:
+        run = same_run(trace, narrow, kept, also)
+        if run is not None:
+            return narrow, run
+    return None, None
+
+
+def find_fold(trace: Runs, kept: Reference | None) -> Fold | None:
+    """Where queries, keys and values come from; scores of products in half precision would be rounded."""
+    exact = trace.model.dtype in (torch.float32, torch.float64) and not trace.autocast
+    return kept.fold if kept is not None and exact else None
+
+
+def same_run(trace: Runs, narrow: Narrow, kept: Reference | None, also: Images | None) -> Finished | None:
+    """A run in this way of `also`, if it gives the output and gradient of the layout run for the noise images."""
+    noise = noise_images(trace.model, trace.size)
+    try:
+        run = run_from_last(trace, noise if also is None else torch.cat([noise, also]), narrow)
+        found = run.output[:2].detach(), gradient_of(trace, run)
+        if kept is None or not equal(found, (kept.output, kept.grad)):  # or the weights have changed since
+            whole = run_from_last(trace, noise, None)
+            if not equal(found, (whole.output.detach(), gradient_of(trace, whole))):
+                return None
+    except (ModelError, RuntimeError, IndexError):
+        return None
+    return rows_of_run(run, slice(2, None))
+
+
+def equal(one: Result, other: Result) -> bool:
+    """Are the output and its gradient (where there is one) the same up to rounding?"""
+    (output, grad), (expected, expected_grad) = one, other
+    if not near(output, expected) or (grad is None) != (expected_grad is None):
+        return False
+    return grad is None or expected_grad is None or near(grad, expected_grad)
+
+
+def run_from_last(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
+    """Differentiable from the tokens that enter the last attention, where that can be."""
+    layout = trace.layout
+    how = Run.from_layer(layout.layers - 1) if layout.entries else Run.to_output()
+    return trace.run(images, how.narrowed(narrow))
+
+
+def gradient_of(trace: Runs, run: Finished) -> Tensor | None:
+    """Of the two noise images, for what enters the last attention."""
+    if run.leaf is None or not run.output.requires_grad:
+        return None
+    with torch.enable_grad():
+        (grad,) = torch.autograd.grad(along([run.output[:2]]), [run.leaf])
+    return grad.narrow(trace.layout.batch_axis, 0, 2)

@@ -183,7 +183,7 @@ class Engine:
         found = self.traces.get((served.name, image))
         if found is None:
             found = Trace(served.model, [self.picture(image).image])
-            found.record(whole=True)
+            found.whole()
             _ = found.classifies
             self.traces.put((served.name, image), found, footprint(found))
         return found
@@ -237,8 +237,8 @@ def gone() -> Problem:
 
 def footprint(trace: Trace) -> int:
     """Bytes that a recorded run holds."""
-    record = trace.record(whole=True)
-    held = [trace.images, record.output, record.embedding]
+    record = trace.whole()
+    held: list[Tensor | None] = [trace.images, record.output, record.embedding]
     for layer in [*record.layers, *([record.pool] if record.pool is not None else [])]:
         held += tensors(layer)
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if t is not None}

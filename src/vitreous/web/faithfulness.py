@@ -17,8 +17,9 @@ from vitreous.registry import METHODS, METRICS, Metric
 from vitreous.trace.perturb.drop_tokens import cuts, refuse_dropping, run_keeping
 from vitreous.trace.perturb.fills import filled
 from vitreous.trace.perturb.hide_patches import hide_pixels
+from vitreous.trace.run import Finished
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Record, Trace
+from vitreous.trace.trace import Trace
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import JOB, Client, Served, best, chances, each_number
@@ -150,7 +151,7 @@ async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
     return await engine.ask(served, work)
 
 
-def score(target: Target, record: Record) -> float | None:
+def score(target: Target, record: Finished) -> float | None:
     assert record.output is not None and record.embedding is not None
     score: float | None = finite(target(record.output.float(), record.embedding.float())[0])
     return score
@@ -165,10 +166,10 @@ def removed_of(trace: Trace, removed: list[int]) -> list[int]:
     return gone
 
 
-def without(trace: Trace, gone: list[int]) -> tuple[Record, str | None]:
+def without(trace: Trace, gone: list[int]) -> tuple[Finished, str | None]:
     """Run without the tokens of these patches or, where that is impossible, with the patches greyed; and say why."""
     if not gone:
-        return trace.record(whole=True), None
+        return trace.whole(), None
     with torch.no_grad():
         try:
             refuse_dropping(trace)

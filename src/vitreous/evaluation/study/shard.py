@@ -150,7 +150,7 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
     alone = len(batch) == 1
     try:
         trace = Trace(rows.model, torch.as_tensor(batch.images))
-        trace.record(whole=True)
+        trace.whole()
         shown = [number in rows.loaded.photos for number in batch.numbers]
         for t, asked in enumerate(rows.recipe.targets):
             target = target_of(rows, trace, batch, asked)

@@ -22,7 +22,8 @@ from vitreous.inspect.maximize.unit import Unit, look, parse_units, title
 from vitreous.models.model import Model
 from vitreous.registry import Declared
 from vitreous.trace.apply import as_model
-from vitreous.trace.trace import Trace, gradients
+from vitreous.trace.run import gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
 FRAMES = 32  # of the film of an ascent

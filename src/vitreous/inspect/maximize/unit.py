@@ -21,9 +21,10 @@ from vitreous.capture.attention import widen
 from vitreous.capture.capture import Enough
 from vitreous.errors import TargetError, Unsupported
 from vitreous.trace.parse_target import listed, parse
+from vitreous.trace.run import Finished, Run, Stopped, score_of
 from vitreous.trace.target import Target, as_target, no_classifier
 from vitreous.trace.tokens import projections, token_names
-from vitreous.trace.trace import Record, Trace, score_of
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores, Tokens
 
 KINDS = ("class", "neuron", "text", "concept", "block", "token", "head")
@@ -46,7 +47,7 @@ class Seen:
     """One run: its attention and output, and what left the blocks that units read."""
 
     trace: Trace
-    record: Record
+    record: Stopped
     blocks: dict[int, Tensor]  # [B N D] or [B h w D]
 
     def tokens(self, layer: int, rows: slice) -> Tokens:
@@ -71,6 +72,7 @@ class OfOutput:
     depth = None
 
     def __call__(self, seen: Seen, rows: slice) -> Scores:
+        assert isinstance(seen.record, Finished)
         return score_of(self.target, seen.record, rows)
 
     def __str__(self) -> str:
@@ -190,7 +192,7 @@ def look(trace: Trace, images: Images, units: Sequence[Unit], *, grad: bool) -> 
             stop = layer == last and not still.hooked
             hook = trace.block(layer).register_forward_hook(keep(trace, taken, layer, stop))
             stack.callback(hook.remove)
-        record = trace.run(images, grad=grad)
+        record = trace.look(images, Run.from_pixels() if grad else Run.to_output())
     seen = Seen(trace, record, taken)
     with torch.set_grad_enabled(grad):
         return torch.cat([unit(seen, slice(i * each, (i + 1) * each)) for i, unit in enumerate(units)])

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches, out_of_memory
 from vitreous.capture.attention import widen
+from vitreous.methods.attention.low_rank_variants import Spread, Variants
 from vitreous.methods.attention.value_runs import (
     Block,
     Layer,
-    Spread,
     Swap,
-    Variants,
     again,
     need_blocks,
     record,

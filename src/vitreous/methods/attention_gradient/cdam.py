@@ -11,8 +11,9 @@ from vitreous.capture.attention import Attention, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.common import path
 from vitreous.registry import method
+from vitreous.trace.run import Run, gradients
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace, gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 COPIES = 128  # images times noisy copies in one pass of the last block
@@ -65,7 +66,6 @@ def cdam(
 def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: float, seed: int) -> tuple[Tensor, Tensor]:
     """T, and ∂y/∂T averaged over noise or over the way from 0; only the last block runs for every copy."""
     record = trace.cut()
-    assert record.entry is not None and record.output is not None
     tokens = trace.batch_first(record.entry.detach())  # [B N D]
     fixed = target.fix(record.output)
     points, weights = path(count) if variant == "integrated" else ([1.0] * count, [1 / count] * count)
@@ -104,10 +104,9 @@ def grad_at(trace: Trace, target: Target, tokens: Tensor, copies: int) -> Tensor
         return stream.repeat_interleave(copies, axis)
 
     try:
-        run = trace.run(trace.images, cut=last, edit=edit, enter=repeat, count=len(tokens))
+        run = trace.run(trace.images, Run.from_layer(last, edit).entering(repeat, len(tokens)))
     except (RuntimeError, ModelError):  # what follows the block cannot take more images: all of it runs for every copy
-        run = trace.run(trace.images.repeat_interleave(copies, 0), cut=last, edit=edit)
-    assert run.entry is not None
+        run = trace.run(trace.images.repeat_interleave(copies, 0), Run.from_layer(last, edit))
     (grad,) = gradients(trace.score(target, run), [run.entry])
     return trace.batch_first(grad)
 
@@ -119,7 +118,6 @@ def split_grad(trace: Trace, target: Target, split: str) -> tuple[Tensor, Tensor
         raise Unsupported(
             f"cdam.split needs token attention; {trace.model.name} {trace.layout.obstacle}. Try split=total."
         )
-    assert record.entry is not None
     layer = record.layers[-1]
     (dout,) = gradients(trace.score(target, record), [layer.node])
     if split == "value":

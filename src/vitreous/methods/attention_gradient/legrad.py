@@ -8,8 +8,9 @@ from torch import Tensor
 
 from vitreous.capture.attention import sum_of
 from vitreous.registry import method
+from vitreous.trace.run import Finished, Run, gradients, rows_of_run, score_of
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Record, Trace, first_rows, gradients, score_of
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
@@ -36,13 +37,13 @@ def legrad(
         alike = [t.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", read.to(t), t) for t in tokens]
         return torch.cat([one[:, None].expand_as(t) for one, t in zip(alike, tokens)])
 
-    def run() -> tuple[Record, Record]:
+    def run() -> tuple[Finished, Finished]:
         """What it says of the images themselves, and of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
-        whole = trace.run(leaf, grad=True, extend=pooled)
-        return first_rows(whole, count), whole
+        whole = trace.run(leaf, Run.from_pixels().extended(pooled))
+        return rows_of_run(whole, slice(count)), whole
 
-    record: Record = trace.kept(f"legrad, {pool}", run)[1]
+    record: Finished = trace.kept(f"legrad, {pool}", run)[1]
     fixed = target.fix(trace.output)
     scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
     grads = gradients(scores, [layer.node for layer in record.layers])

@@ -16,11 +16,15 @@ from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
 from vitreous.methods.common import check_start
 from vitreous.registry import method
-from vitreous.trace.last_block import tails
+from vitreous.trace.last_block import narrowing
+from vitreous.trace.rules.cast import Cast
 from vitreous.trace.rules.mode import Rules, warn_of
-from vitreous.trace.rules.relevance import CALL, Attended, Cast, Chefer, divide
+from vitreous.trace.rules.relevance import CALL, Chefer
+from vitreous.trace.rules.relevance_backward import divide
+from vitreous.trace.rules.relevance_layers import Attended
+from vitreous.trace.run import NO_LAYER, Finished, Run, gradients, rows_of_run
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Record, Trace, first_rows, gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Row, Weights
 
 Precision = Literal["double", "single"]
@@ -52,12 +56,12 @@ def transformer_attribution(
     size = at_once(trace, precision)
     if len(trace) <= size:
         return rolled(trace, target, start_layer, precision)
-    runs: list[Record] = []
+    runs: list[Finished] = []
 
     def run(part: slice) -> Map:
         own, rows = Trace(trace.model, trace.images[part]), range(len(trace))[part]
         found = rolled(own, target.of_rows(rows), start_layer, precision)
-        runs.append(first_rows(own.any_whole(), len(own)))
+        runs.append(rows_of_run(own.any_finished(), slice(None)))
         return found
 
     found = torch.cat(in_batches(run, len(trace), size))
@@ -72,10 +76,10 @@ def at_once(trace: Trace, precision: Precision) -> int:
     return batch_size(each, trace.images.device, max(1, IN_CACHES // max(1, each)) if cpu else None)
 
 
-def joined(images: Images, runs: list[Record]) -> Record:
+def joined(images: Images, runs: list[Finished]) -> Finished:
     """What runs of parts said of all."""
     outputs, embeddings = zip(*((run.output, run.embedding) for run in runs))
-    return Record(images, (), None, torch.cat(outputs), torch.cat(embeddings))
+    return Finished(images, (), NO_LAYER, output=torch.cat(outputs), embedding=torch.cat(embeddings))
 
 
 def rolled(trace: Trace, target: Target, start_layer: int, precision: Precision) -> Map:
@@ -153,15 +157,15 @@ def taken(layer: Attention, passes: int) -> tuple[Weights, Weights | None] | Non
     return (layer.fold(ra), None if da is None else layer.fold(da)) if passes == 1 else None
 
 
-def run_under_rules(trace: Trace, precision: Precision) -> tuple[Record, tuple[Chefer, Rules]]:
+def run_under_rules(trace: Trace, precision: Precision) -> tuple[Finished, tuple[Chefer, Rules]]:
     """A run under Chefer's rules: in float64 whatever the model's precision, or in its own."""
     chefer = Chefer(len(trace), trace.batch_axis)
     dtype = dtype_of(precision, trace.images)
     images = trace.images.detach().to(dtype, copy=True).requires_grad_()
-    tail = tails(trace)  # found out without the rules
+    narrow = narrowing(trace, fold=False)  # found out without the rules
     own = precision == "single" and dtype == trace.images.dtype
     with Rules(chefer.table, names_of(trace.model.module)) as rules, nullcontext() if own else Cast(dtype):
-        record = trace.run(images, grad=True, tail=tail)
+        record = trace.run(images, Run.from_pixels().narrowed(narrow))
     return record, (chefer, rules)
 
 
@@ -174,13 +178,12 @@ def dtype_of(precision: Precision, images: Images) -> torch.dtype:
     return torch.float64
 
 
-def beginnings(target: Target, record: Record) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
+def beginnings(target: Target, record: Finished) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
     """Where relevance begins, and how much: at the outputs, what the score makes of them (of a class: one).
 
     What speaks against (the other class of a contrast) is followed apart, to be taken off. A score of the embedding z
     is one more linear layer with the weights ∂y/∂z.
     """
-    assert record.output is not None and record.embedding is not None
     output, z = (t.detach().requires_grad_() for t in (record.output, record.embedding))
     with torch.enable_grad():
         weight, inner = gradients(target(output, z), [output, z])

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
 from vitreous.registry import method
+from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace, gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 

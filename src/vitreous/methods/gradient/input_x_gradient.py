@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from vitreous.registry import method
+from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace, gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 

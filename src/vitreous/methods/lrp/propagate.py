@@ -12,10 +12,11 @@ from torch import Tensor
 from vitreous.capture.attention import widen
 from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
-from vitreous.trace.last_block import tails
+from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
+from vitreous.trace.run import Finished, Run, gradients
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Record, Trace, gradients
+from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 Seen = tuple[Rules, Tensor | None]  # the rules of a run, and the tokens that entered its first block
@@ -61,13 +62,13 @@ def image_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
     return relevance_of(record.images, trace, target, record, rules)
 
 
-def relevance_of(x: Tensor, trace: Trace, target: Target, record: Record, rules: Rules) -> Tensor:
+def relevance_of(x: Tensor, trace: Trace, target: Target, record: Finished, rules: Rules) -> Tensor:
     (grad,) = gradients(trace.score(target, record), [x])
     warn_of(rules, trace.model.module, trace.model.name)
     return widen(x.detach()) * widen(grad)
 
 
-def run_under(trace: Trace, table: Table) -> tuple[Record, Seen]:
+def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
     """A run in which every function that carries a signal follows its rule."""
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
@@ -78,9 +79,10 @@ def run_under(trace: Trace, table: Table) -> tuple[Record, Seen]:
         entered.append(tokens)
         return tokens
 
-    tail = tails(trace)  # found out without the rules
+    how = Run.from_pixels().narrowed(narrowing(trace, fold=False))  # found out without the rules
+    how = how.entering(note) if has_blocks else how
     with Rules(table, names_of(trace.model.module), entry) as rules:
-        record = trace.run(images, grad=True, enter=note if has_blocks else None, tail=tail)
+        record = trace.run(images, how)
     tokens = entered[0] if entered else rules.entered
     rules.entered = None
     return record, (rules, tokens if carries(tokens) else None)

@@ -13,9 +13,10 @@ from torch import Tensor
 from vitreous._support.progress import steps as told
 from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case
-from vitreous.trace.perturb.drop_tokens import Kept, refuse_dropping, scores_keeping
+from vitreous.trace.perturb.drop_tokens import refuse_dropping, scores_keeping
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
+from vitreous.trace.perturb.variant_runs import Kept
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Scores

@@ -6,7 +6,6 @@ y = W·z + b        z: the input of the network's own classifier, or its output 
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous._support.files import write_whole
 from vitreous.errors import ModelError, Unsupported, WeightsError, one_line
+from vitreous.models.facts import facts_of
 from vitreous.models.fingerprint import fingerprint
-from vitreous.models.model import _LOCKS, Model
+from vitreous.models.model import Model
 from vitreous.types import Images
 from vitreous.version import VERSION
 
@@ -143,5 +143,5 @@ def attach(model: Model, probe: Probe | str | Path) -> Model:
     probe = probe if isinstance(probe, Probe) else load_probe(probe)
     probe.fits(model)
     net = Probed(model, probe)
-    _LOCKS[net] = _LOCKS.setdefault(model.module, threading.RLock())  # one run at a time through what both share
+    facts_of(net).lock = model.facts.lock  # one run at a time through what both share
     return Model(net, model.preprocess, probe.classes, name=name, classifier=True, layout=model._given_layout)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.capture.attention import widen
+from vitreous.trace.run import Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images
@@ -54,4 +55,4 @@ def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:
 
 
 def end_scores(trace: Trace, target: Target, images: Images) -> Tensor:
-    return trace.score(target, trace.run(images)).detach()
+    return trace.score(target, trace.run(images, Run.to_output())).detach()

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous.capture.attention import near
 from vitreous.capture.capture import Enough
 from vitreous.errors import ModelError
-from vitreous.trace.last_block import Known, known, near
+from vitreous.trace.last_block import known
 from vitreous.trace.perturb.drop_tokens import VariantScores, lean_run, scores_each
+from vitreous.trace.run import Finished, Run
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Record, Trace
+from vitreous.trace.trace import Trace
 from vitreous.types import Images, Tokens
 
 Hidden = Bool[Tensor, "V h w"]
-Hide = Callable[[Sequence[int], Hidden], Record]
-_local: Known[bool] = WeakKeyDictionary()  # can tokens be exchanged in place of pixels?
+Hide = Callable[[Sequence[int], Hidden], Finished]
+LOCAL = "can tokens be exchanged in place of pixels?"
 
 
 def scores_hidden(
@@ -41,7 +42,7 @@ def scores_hidden(
 
     @cache
     def hide() -> Hide:
-        return hide_tokens(trace, cover) if known(trace, _local, is_local) else hide_pixels(trace, cover)
+        return hide_tokens(trace, cover) if known(trace, LOCAL, lambda: is_local(trace)) else hide_pixels(trace, cover)
 
     return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key)
 
@@ -52,7 +53,7 @@ def scores_hidden(
 def hide_pixels(trace: Trace, cover: Images) -> Hide:
     """From the pixels on."""
 
-    def hide(rows: Sequence[int], hidden: Hidden) -> Record:
+    def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
         index = list(rows)
         return lean_run(trace, torch.where(pixels_of(trace, hidden), cover[index], trace.images[index]))
 
@@ -63,7 +64,7 @@ def hide_tokens(trace: Trace, cover: Images) -> Hide:
     """The same from the first block on: the cover's tokens in place of the image's."""
     shown, covering = (tokens_entering(trace, images) for images in (trace.images, cover))
 
-    def hide(rows: Sequence[int], hidden: Hidden) -> Record:
+    def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
         index = list(rows)
         mixed = torch.where(tokens_of(trace, hidden), covering[index], shown[index]).movedim(0, trace.batch_axis)
         return lean_run(trace, trace.images[:1], enter=lambda stream: mixed, count=len(index))
@@ -91,22 +92,22 @@ def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
 def tokens_entering(trace: Trace, images: Images) -> Tokens:
     """What enters the first block; the runs end there."""
     size = batch_size(trace.layout.footprint[0], images.device)
-    return torch.cat(in_batches(lambda part: enter(trace, images[part])[0], len(images), size))
+    return torch.cat(in_batches(lambda part: entered(trace, images[part], stop=True)[0], len(images), size))
 
 
-def enter(trace: Trace, images: Images, whole: bool = False) -> tuple[Tensor, Record]:
-    """What enters the first block of a run, images first, and the run, which ends there unless `whole`."""
+def entered(trace: Trace, images: Images, stop: bool) -> tuple[Tensor, Finished | None]:
+    """What enters the first block of a run, images first, and the run, which ends there if `stop`."""
     kept: list[Tensor] = []
     with trace.model.still() as still:
 
         def note(stream: Tensor) -> Tensor:
             kept.append(stream.movedim(trace.batch_axis, 0))
-            if not whole and not still.hooked:
+            if stop and not still.hooked:
                 raise Enough
             return stream
 
-        record = trace.run(images, enter=note)
-    return kept[0], record
+        run = trace.look(images, Run.to_output().entering(note))
+    return kept[0], run if isinstance(run, Finished) else None
 
 
 def is_local(trace: Trace) -> bool:
@@ -121,8 +122,8 @@ def is_local(trace: Trace) -> bool:
     middle[0, layout.grid[0] // 2, layout.grid[1] // 2] = True
     image = trace.images[:1]
     changed = torch.where(pixels_of(trace, middle), image + 1, image)
-    streams, record = enter(trace, torch.cat([image, image + 1, changed]), whole=True)
-    if streams.ndim != 3 or streams.shape[1] != layout.tokens:
+    streams, whole = entered(trace, torch.cat([image, image + 1, changed]), stop=False)
+    if whole is None or streams.ndim != 3 or streams.shape[1] != layout.tokens:
         return False
     made = torch.where(tokens_of(trace, middle), streams[1:2], streams[:1])
     both = torch.cat([streams[:1], made]).movedim(0, trace.batch_axis)
@@ -130,5 +131,4 @@ def is_local(trace: Trace) -> bool:
         output = lean_run(trace, image, enter=lambda stream: both, count=2).output
     except ModelError:  # it counts its images before the first block
         return False
-    assert output is not None and record.output is not None
-    return near(made, streams[2:]) and near(output, record.output[::2])
+    return near(made, streams[2:]) and near(output, whole.output[::2])

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.capture import Entry, caller
+from vitreous.capture.attention_backward import Entry
+from vitreous.capture.capture import caller
 
 Function = Callable[..., Any]
 Rule = Callable[..., Any]  # (function, *its arguments) -> its result

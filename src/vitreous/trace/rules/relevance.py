@@ -22,88 +22,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import sum_of, widen
 from vitreous.capture.capture import additive
 from vitreous.trace.rules.gradient import ACTIVATIONS, GATES, HOMOGENEOUS, PRODUCTS, scale
-from vitreous.trace.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, constant, tensors_in, words
+from vitreous.trace.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, tensors_in, words
+from vitreous.trace.rules.relevance_backward import TINY, Enter, Leave, Shares, Switch, Turn, divide
+from vitreous.trace.rules.relevance_layers import Attended, Linear
 
-TINY = 1e-9  # what keeps R/z from dividing by zero, as published
-PART = 96  # terms of a sum that are added up in float32
-DOWN = words("to float half bfloat16 type type_as")
 NORMS = words("layer_norm rms_norm group_norm instance_norm batch_norm normalize")
 LAYER = "_vitreous_layer"  # on what a linear layer made: the layer
 ACTIVE = "_vitreous_active"  # on what an activation made
 CALL = "_vitreous_call"  # on what an attention made: the attention
-Shares = Callable[[Tensor], tuple[Tensor, ...]]  # R of an output -> R of every input, or gradients alike
-
-
-class Switch:
-    """What a backward pass carries: relevance, or the plain gradient."""
-
-    relevance = False
-
-
-class Turn(torch.autograd.Function):
-    """y, made of signals: relevance goes to them by `shares`, a gradient by `slopes` or, without, to y's own graph."""
-
-    @staticmethod
-    def forward(ctx: Any, switch: Switch, shares: Shares, slopes: Shares | None, y: Tensor, *signals: Tensor) -> Tensor:
-        ctx.switch, ctx.shares, ctx.slopes, ctx.count = switch, shares, slopes, len(signals)
-        ctx.set_materialize_grads(False)
-        return y.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        (grad,) = grads
-        back = ctx.shares if ctx.switch.relevance else ctx.slopes
-        if grad is None or back is None:
-            return (None, None, None, grad, *[None] * ctx.count)
-        return (None, None, None, None, *back(grad))
-
-
-class Leave(torch.autograd.Function):
-    """z: relevance becomes R/z, which the plain gradient then takes back to the inputs."""
-
-    @staticmethod
-    def forward(ctx: Any, switch: Switch, z: Tensor) -> Tensor:
-        ctx.switch = switch
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(z)
-        return z.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        (grad,) = grads
-        return None, divide(grad, ctx.saved_tensors[0]) if grad is not None and ctx.switch.relevance else grad
-
-
-class Enter(torch.autograd.Function):
-    """x: what comes back, times x (and a share), is its relevance."""
-
-    @staticmethod
-    def forward(ctx: Any, switch: Switch, x: Tensor, share: float) -> Tensor:
-        ctx.switch, ctx.share = switch, share
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x)
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        (grad,) = grads
-        if grad is not None and ctx.switch.relevance:
-            grad = grad * ctx.saved_tensors[0]
-            grad = grad if ctx.share == 1 else grad.mul_(ctx.share)
-        return None, grad, None
-
-
-def divide(r: Tensor, z: Tensor) -> Tensor:
-    """R/z; nothing where z is zero."""
-    return (r / (z + TINY)).masked_fill_(z == 0, 0)
-
-
-# ------------------------------------------------------------------------------------------------------------- rules
 
 
 class Chefer:
@@ -338,125 +267,8 @@ class Chefer:
         return out
 
 
-class Linear:
-    """y = x·w + b, on the way back: R_x = x⁺·(w⁺S) + x⁻·(w⁻S), S = R/z, z = (x·w + |x|·|w|)/2."""
-
-    def __init__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, light: bool) -> None:
-        self.x, self.y, self.weight, self.bias = x, y, weight, bias
-        self.light = light  # may R be worked out in float32?
-
-    def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
-        return (grad.to(self.weight.dtype) @ self.weight,)
-
-    def shares(self, r: Tensor, rows: Any = ...) -> Tensor:
-        shape, dtype = self.x[rows].shape, self.x.dtype
-        dtype = torch.float32 if self.light and dtype == torch.float64 else dtype
-        x, y, r = (t.reshape(-1, t.shape[-1]) for t in (self.x[rows], self.y[rows], r))
-        x, w = x.to(dtype), self.weight.to(dtype)
-        s = self.over(r, y, self.sized(x.abs(), w.abs().T)).to(dtype)
-        w = w * 2
-        return (s @ w.clamp_min(0)).mul_(x.clamp_min(0)).addcmul_(s @ w.clamp_max(0), x.clamp_max(0)).view(shape)
-
-    def sized(self, x: Tensor, w: Tensor) -> Tensor:
-        """|x|·|w| − b; of what is above zero long sums lose most, so float32 adds them up by parts, in float64."""
-        least = 2 * TINY - (w.new_zeros(w.shape[1]) if self.bias is None else self.bias)
-        if x.dtype == self.x.dtype or len(w) < w.shape[1]:
-            return torch.addmm(least.to(w.dtype), x, w)
-        parts = zip(torch.split(x, PART, 1), torch.split(w, PART))
-        return sum_of((part @ other).double() for part, other in parts).add_(least)
-
-    def over(self, r: Tensor, y: Tensor, size: Tensor) -> Tensor:
-        """R/2z."""
-        twice = size.add_(y.to(size.dtype))
-        if size.dtype != torch.float64:
-            torch.threshold_(twice, 0.0, torch.inf)  # z is above zero, but for rounding
-        return torch.div(r.to(size.dtype), twice, out=twice)
-
-
-class Attended:
-    """O = A·V, A = softmax(Z + bias), Z = c·Q·Kᵀ, and both ways back.
-
-    gradient     dA = dO·Vᵀ,  dV = Aᵀ·dO,  dZ = A ⊙ (dA − Σ A ⊙ dA),  dQ = c·dZ·K,  dK = c·dZᵀ·Q
-    relevance    S = R/2O,  R_A = A ⊙ S·Vᵀ,  R_V = V ⊙ Aᵀ·S,  T = c·R_A/2Z,  R_Q = Q ⊙ T·K,  R_K = K ⊙ Tᵀ·Q
-    """
-
-    out: Tensor
-    kept: tuple[Tensor, Tensor]  # Z, with a little to divide by, and A
-    da: Tensor | None = None  # what the last passes found
-    ra: Tensor | None = None
-
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, c: float, bias: Tensor | None) -> None:
-        self.q, self.k, self.v, self.c, self.bias = q, k, v, c, bias
-
-    def run(self) -> Tensor:
-        """O; Z and A are kept."""
-        z, a = self.weights()
-        self.kept, self.out = (z.add_(self.c * TINY), a), a @ self.v
-        return self.out
-
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """Z and A, at least float32."""
-        z = (widen(self.q) * self.c) @ widen(self.k).mT
-        return z, (z if self.bias is None else z + self.bias).softmax(-1)
-
-    def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
-        _, a = self.kept
-        da = grad @ self.v.mT
-        self.da = da.float()
-        dz = torch._softmax_backward_data(da, a, -1, a.dtype)
-        return (dz @ self.k).mul_(self.c), (dz.mT @ self.q).mul_(self.c), a.mT @ grad
-
-    def shares(self, r: Tensor) -> tuple[Tensor, ...]:
-        z, a = self.kept if hasattr(self, "kept") else self.weights()
-        q, k, v, a = self.q, self.k, self.v, a.to(self.v.dtype)
-        s = (r / (widen(self.out) + TINY)).mul_(0.5).to(v.dtype)
-        ra = (s @ v.mT).mul_(a)
-        self.ra = ra.float() if ra.dtype == torch.float64 else ra.clone()
-        t, c = self.over(ra, z), self.c / 2
-        return (t @ k).mul_(q).mul_(c), (t.mT @ q).mul_(k).mul_(c), (a.mT @ s).mul_(v)
-
-    def over(self, ra: Tensor, z: Tensor) -> Tensor:
-        """R_A/Z, in place; nothing where Z is zero, which in float64 no Z is by chance."""
-        if ra.dtype == torch.float64:
-            return ra.div_(z)
-        return torch.div(ra, z, out=ra).nan_to_num_(0.0, 0.0, 0.0)
-
-
 def exchanged(values: Any, new: dict[int, Tensor]) -> Any:
     """Arguments with other tensors in their places."""
     if isinstance(values, list | tuple):
         return [exchanged(value, new) for value in values]
     return new.get(id(values), values)
-
-
-# --------------------------------------------------------------------------------------------------------- precision
-
-
-class Cast(TorchFunctionMode):
-    """All in one precision, whatever the model's: parameters are cast as they are used, its own casts are ignored."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = tuple(map(self.cast, args)), {key: self.cast(value) for key, value in (kwargs or {}).items()}
-        if getattr(func, "__name__", "") in DOWN and isinstance(args[0], Tensor) and args[0].dtype == self.dtype:
-            return self.moved(func, args, kwargs)
-        if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
-            kwargs["dtype"] = self.dtype
-        return self.cast(func(*args, **kwargs))
-
-    def moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A cast to another precision is none; one to whole numbers, or to another device, is."""
-        out = func(*args, **kwargs)
-        return args[0].to(out.device) if isinstance(out, Tensor) and out.is_floating_point() else out
-
-    def cast(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self.dtype:
-            return constant(value).to(self.dtype)
-        if type(value) in (list, tuple):
-            return type(value)(map(self.cast, value))
-        return value

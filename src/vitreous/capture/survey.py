@@ -1,0 +1,214 @@
+"""What the layout run measures besides attention, each by a mode of its own.
+
+Entries        the tokens that enter each layer
+Projections    the linear layers that make queries, keys and values
+Patches        what cut the image into patches
+MemoryUse      the bytes of everything that is computed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vitreous.capture.attention import Attention, near
+from vitreous.capture.attention_backward import Entry
+from vitreous.capture.capture import NORMS, Capture, caller, linear_parts
+from vitreous.capture.narrowed_block import Fold, Linear
+
+
+class Met(NamedTuple):
+    """Tokens that may enter a layer."""
+
+    entry: Entry
+    tokens: Tensor
+
+
+class Entries(TorchFunctionMode):
+    """Note every norm and linear call; `before` tells what entered the attention that was just seen."""
+
+    def __init__(self, images: int) -> None:
+        super().__init__()
+        self.images = images
+        self._counts = {"norm": 0, "linear": 0}
+        self._recent: list[Met] = []  # since the last attention
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
+            return F.linear(self.enter("linear", tokens), weight, bias)
+        out = func(*args, **(kwargs or {}))
+        return self.enter("norm", out) if func in NORMS else out
+
+    def enter(self, kind: str, tokens: Tensor) -> Tensor:
+        self._counts[kind] += 1
+        self._recent.append(Met((kind, self._counts[kind]), tokens))
+        return tokens
+
+    def before(self, heads: int, width: int) -> Met | None:
+        """What enters an attention: the last normalised tokens (not its queries or keys), else what was projected."""
+        recent, self._recent = self._recent, []
+        for kind in ("norm", "linear"):
+            for met in reversed(recent):
+                shape = met.tokens.shape
+                of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
+                if met.entry[0] == kind and len(shape) in (3, 4) and self.images in shape[:2] and not of_heads:
+                    return met
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """A linear layer that was run."""
+
+    module: str
+    x: Tensor
+    linear: Linear
+
+
+class Projections(TorchFunctionMode):
+    """Note the linear layers that are run before each fused attention."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.names = names
+        self._recent: list[Applied] = []
+        self.before: list[tuple[Tensor, list[Applied]]] = []  # the keys of an attention, and the layers before it
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            x, weight, bias = linear_parts(*args, **(kwargs or {}))
+            self._recent.append(Applied(caller(self.names), x, (weight, bias)))
+        elif func is F.scaled_dot_product_attention:
+            keys = args[1] if len(args) > 1 else (kwargs or {})["key"]
+            self.before.append((keys, self._recent))
+            self._recent = []
+        return func(*args, **(kwargs or {}))
+
+    def fold(self, call: Attention, block: str) -> Fold | None:
+        """Where the queries, keys and values of this attention come from, among the linear layers of its block."""
+        if call.bias is not None or call.q is None or call.k is None:
+            return None
+        linears = next((linears for keys, linears in self.before if keys is call.k), [])
+        inside = [one for one in linears if one.module == block or one.module.startswith(f"{block}.")]
+        found = [place for place in (find(t, inside) for t in (call.q, call.k, call.v)) if place is not None]
+        (axis, *others) = {axis for _, _, axis in found} or {0}
+        if len(found) < 3 or others or any(inside[number].x is not inside[0].x for number, _, _ in found):
+            return None
+        return Fold(tuple(number for number, _, _ in found), tuple(row for _, row, _ in found), axis)
+
+
+def find(brought: Tensor, linears: list[Applied]) -> tuple[int, int, int] | None:
+    """The linear layer, and the row in it, whose outputs these are, head by head; and the axis of the images."""
+    if brought.ndim != 4:
+        return None
+    expected = brought.transpose(1, 2).flatten(2)  # [B N H·d]
+    width = expected.shape[-1]
+    for number, one in enumerate(linears):
+        axis = 0 if one.x.shape[:-1] == expected.shape[:-1] else 1
+        read = one.x.movedim(axis, 0)
+        for row in range(0, len(one.linear[0]) - width + 1, width):
+            ((weight, bias),) = Fold((0,), (row,)).parts([one.linear], width)
+            if read.shape[:-1] == expected.shape[:-1] and near(F.linear(read, weight, bias), expected):
+                return number, row, axis
+    return None
+
+
+class Patches(TorchFunctionMode):
+    """Note what may have cut the patches: convolutions, and linear layers over rows of pixels."""
+
+    def __init__(self, seen: Capture) -> None:
+        super().__init__()
+        self.seen = seen
+        self.grids: list[tuple[int, int]] = []  # output sizes of convolutions
+        self.rows: list[tuple[int, int]] = []  # (tokens, width) of what linear layers read
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.seen.seen == 0 and func is F.conv2d:
+            self.grids.append((out.shape[-2], out.shape[-1]))
+        elif self.seen.seen == 0 and func is F.linear and out.ndim == 3:
+            tokens = linear_parts(*args, **(kwargs or {}))[0]
+            self.rows.append((tokens.shape[1], tokens.shape[2]))
+        return out
+
+
+class MemoryUse(TorchFunctionMode):
+    """Count the bytes of everything that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.largest = 0, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.made += out.nbytes
+            self.largest = max(self.largest, out.nbytes)
+        return out
+
+
+class Survey(ExitStack):
+    """A context in which one run over `images` images is measured for its layout."""
+
+    def __init__(self, names: Mapping[int, str], images: int) -> None:
+        super().__init__()
+        self.names = names
+        self.seen = Surveyed(self, names, images)
+        self.entered = Entries(images)
+        self.cut = Patches(self.seen)
+        self.memory = MemoryUse()
+        self.projections = Projections(names)
+        self.mixed: list[str] = []  # modules that change A between softmax and A·V
+        self.entries: list[Met | None] = []  # of each attention
+        self.ways: list[Met | None] = []  # of each attention and of each that is changed on the way
+
+    def __enter__(self) -> Survey:
+        super().__enter__()
+        for mode in (self.projections, self.seen, self.entered, self.cut, self.memory):
+            self.enter_context(mode)
+        return self
+
+    @property
+    def calls(self) -> list[Attention]:
+        return self.seen.calls
+
+    @property
+    def classifier(self) -> tuple[Tensor, Tensor] | None:
+        """Input and output of the last linear layer."""
+        return self.seen.linear
+
+
+class Surveyed(Capture):
+    """A capture that tells the survey what it sees."""
+
+    def __init__(self, survey: Survey, names: Mapping[int, str], images: int) -> None:
+        super().__init__(names, images)
+        self.survey = survey
+
+    def keep(self, call: Attention) -> None:
+        super().keep(call)
+        self.survey.memory.made += (
+            4 * call.node.nbytes
+        )  # with Q, K and V, which nn.MultiheadAttention makes out of sight
+        met = self.survey.entered.before(call.shape[1], call.v.shape[-1])
+        self.survey.entries.append(met)
+        self.survey.ways.append(met)
+
+    def mix(self, module: str, heads: int, width: int) -> None:
+        self.survey.mixed.append(module)
+        self.survey.ways.append(self.survey.entered.before(heads, width))

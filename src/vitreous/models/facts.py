@@ -1,0 +1,55 @@
+"""What was found out about a network by running it, so that it is found out once.
+
+Every `Model` of one network shares the same `Facts`; they go when the network goes, or by `model.forget()`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+T = TypeVar("T")
+
+
+class Facts:
+    """Answers by question, and the lock that lets one thread at a time run the network."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._answers: dict[Hashable, Any] = {}
+
+    def find(self, question: Hashable, answer: Callable[[], T]) -> T:
+        """The answer to a question; `answer` is called the first time."""
+        if question not in self._answers:
+            self._answers[question] = answer()
+        return self._answers[question]  # type: ignore[no-any-return]
+
+    def get(self, question: Hashable) -> Any:
+        """An answer, or None where it is not known."""
+        return self._answers.get(question)
+
+    def knows(self, question: Hashable) -> bool:
+        return question in self._answers
+
+    def note(self, question: Hashable, answer: Any) -> None:
+        """Remember an answer that came with another one."""
+        self._answers[question] = answer
+
+    def take(self, question: Hashable) -> Any:
+        """An answer that is needed once, or None; it is forgotten."""
+        return self._answers.pop(question, None)
+
+    def forget(self) -> None:
+        self._answers.clear()
+
+
+_FACTS: WeakKeyDictionary[nn.Module, Facts] = WeakKeyDictionary()
+
+
+def facts_of(net: nn.Module) -> Facts:
+    """The facts of a network, the same for every `Model` of it."""
+    return _FACTS.setdefault(net, Facts())

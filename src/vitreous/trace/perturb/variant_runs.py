@@ -1,0 +1,218 @@
+"""Runs of many variants of one image that skip what all variants share, and tokens that are gone.
+
+A token that is gone is read by nobody: no query attends to it and no pool counts it. All others keep their positions,
+also where positions are rotations (RoPE) or biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitreous.capture.attention import widen
+from vitreous.capture.capture import MATMUL, NORMS, SDPA, TAG, additive
+from vitreous.capture.narrowed_block import own_thread
+from vitreous.trace.trace import Trace
+from vitreous.types import Heads
+
+MEAN = {torch.mean, Tensor.mean}
+Gone = Bool[Tensor, "V N"]
+Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
+Left = Int[Tensor, "V"]  # the number of the one token that is gone
+Shared = dict[int, Any]  # results that all runs of one image have in common, in their order
+
+
+def repeated(count: int, axis: int, stream: Tensor) -> Tensor:
+    """The same tokens for so many variants, without a copy."""
+    return stream.expand(*[count if i == axis else -1 for i in range(stream.ndim)])
+
+
+def one_gone(trace: Trace, left: Left) -> Gone:
+    """One token is not kept."""
+    return left[:, None] == torch.arange(trace.layout.tokens, device=left.device)
+
+
+class Lean(TorchFunctionMode):
+    """Run a model on variants of one image without what need not be computed, and without tokens that are gone.
+
+    `left`: the one token that is gone from each variant; `shared`: see `run_leaving`.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        gone: Gone | None = None,
+        tokens: int | None = None,
+        left: Left | None = None,
+        shared: Shared | None = None,
+    ) -> None:
+        super().__init__()
+        self.shared, self.met = shared, 0  # … of which so many were met in this run
+        self.gone, self.left = gone if left is None else one_gone(trace, left), left
+        self.axis, self.layout = trace.batch_axis, trace.layout
+        self.tokens = tokens or trace.layout.tokens
+        self.seen = 0  # layers
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in SDPA:
+            return self.attend(func, *args, **kwargs)
+        if func in MATMUL or func is torch.einsum:
+            return func(*self.forget(args), **kwargs)
+        if func is F.linear or func in NORMS:
+            return self.once(func, args, kwargs)
+        if func is F.conv2d and self.seen == 0 and len(args[0]) == 1:
+            return self.common(partial(func, *args, **kwargs))
+        if func in MEAN and self.gone is not None and self.seen >= self.layout.layers:
+            return self.mean(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def attend(
+        self, func: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *rest: Any, **kw: Any
+    ) -> Tensor:
+        """Attention in which nobody reads what is gone."""
+        mask = kw.pop("attn_mask", mask)
+        if k.shape[-2] != self.tokens:
+            return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
+        if self.left is not None and mask is None and not rest and all(one_image(t) for t in (q, k, v)):
+            parts = self.common(lambda: ways(widen(q[:1]), widen(k[:1]), widen(v[:1]), kw.get("scale")))
+            return left_out(parts, self.left).to(q.dtype)
+        if self.gone is not None:
+            mask = additive(mask, False, q, k)
+            hidden = self.keys(q.ndim, len(q), q.dtype)
+            mask = hidden if mask is None else mask + hidden
+        self.seen += q.shape[-2] == self.tokens
+        return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
+
+    def keys(self, ndim: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """−∞ for every key that is gone, in the axes of an attention's scores."""
+        assert self.gone is not None
+        gone = self.gone.repeat_interleave(rows // len(self.gone), 0)  # heads may be in the first axis
+        hidden = torch.zeros(gone.shape, dtype=dtype, device=gone.device).masked_fill_(gone, -torch.inf)
+        return hidden.view(rows, *[1] * (ndim - 2), -1)
+
+    def forget(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A softmax that is about to be multiplied by values forgets what is gone: its rows sum to one again."""
+        return tuple(self.forgotten(a) if isinstance(a, Tensor) and hasattr(a, TAG) else a for a in args)
+
+    def forgotten(self, a: Tensor) -> Tensor:
+        if a.shape[-1] != self.tokens:
+            return a
+        self.seen += a.shape[-2] == self.tokens
+        if self.gone is None:
+            return a
+        wide = widen(a) * self.keys(a.ndim, len(a), torch.float32).exp()
+        return (wide / wide.sum(-1, keepdim=True)).to(a.dtype)
+
+    def once(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A linear layer or a norm: once where all variants are still the same."""
+        x = args[0]
+        axes = [i for i in range(2) if x.shape[i] > 1 and x.stride(i) == 0] if x.ndim == 3 else []
+        if not axes:
+            return func(*args, **kwargs)
+        one = self.common(partial(func, x.narrow(axes[0], 0, 1), *args[1:], **kwargs))
+        return repeated(x.shape[axes[0]], axes[0], one)
+
+    def common(self, make: Callable[[], Any]) -> Any:
+        """What this run has in common with those before it."""
+        if self.shared is None:
+            return make()
+        self.met += 1
+        if self.met not in self.shared:
+            self.shared[self.met] = make()
+        return self.shared[self.met]
+
+    def mean(self, func: Any, x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+        """The mean over tokens, of those that are there."""
+        axes = list(dim) if isinstance(dim, list | tuple) else [dim]
+        along = 1 - self.axis
+        count = x.shape[along] if x.ndim == 3 else 0
+        if x.ndim != 3 or axes not in ([along], [along - 3]) or count not in (self.layout.patches, self.tokens):
+            return func(x, dim, keepdim, **kwargs)  # type: ignore[no-any-return]
+        assert self.gone is not None
+        first = self.layout.prefix if count != self.tokens else 0
+        kept = (~self.gone[:, first : first + count]).to(x.dtype)  # [V n]
+        weights = (kept / kept.sum(1, keepdim=True).clamp_min(1))[..., None]
+        return (x * (weights if self.axis == 0 else weights.transpose(0, 1))).sum(along, keepdim)
+
+
+def one_image(t: Tensor) -> bool:
+    """Are these heads the same for all variants, and held once?"""
+    return t.ndim == 4 and t.shape[0] > 1 and t.stride(0) == 0
+
+
+def ways(q: Heads, k: Heads, v: Heads, scale: float | None) -> tuple[Tensor, ...]:
+    """V, A, O, and for each query its largest A and O without it."""
+    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT  # [1 H N N]
+    a = scores.softmax(-1)
+    most = a.argmax(-1, keepdim=True)
+    return v, a, a @ v, most, scores.scatter(-1, most, -torch.inf).softmax(-1) @ v
+
+
+def left_out(parts: tuple[Tensor, ...], left: Left) -> Heads:
+    """One image's attention without each of these tokens [V H N d]: a change of rank one of the whole.
+
+    O without i = (O − Aᵢ·vᵢ)/(1 − Aᵢ). Where a query looks mostly at i, which can only be its largest Aᵢ, that would
+    lose digits: O without the largest is computed by itself.
+    """
+    v, a, out, most, others = parts
+    largest = most == left.view(-1, 1, 1, 1)  # [V H N 1]
+    share = a[0, :, :, left].permute(2, 0, 1)[..., None].masked_fill(largest, 0)
+    values = v[0, :, left].transpose(0, 1)[:, :, None]  # [V H 1 d]
+    return torch.where(largest, others, out).addcmul_(share, values, value=-1).div_(1 - share)
+
+
+class Cut(ExitStack):
+    """A context in which each image has only some of its patches, from block `since` on.
+
+    What the model hands to its blocks beside the tokens and runs along all patches or tokens (rotations, say) is cut in
+    the same way.
+    """
+
+    def __init__(self, trace: Trace, keep: Kept, since: int = 0) -> None:
+        super().__init__()
+        self.layout, self.axis, self.keep = trace.layout, trace.batch_axis, keep
+        behind = self.layout.tokens - self.layout.prefix - self.layout.patches
+        self.patches = keep[:, self.layout.prefix : keep.shape[1] - behind]
+        for number in range(since, self.layout.layers):
+            hook = self.first if number == since else self.later
+            self.callback(trace.block(number).register_forward_pre_hook(own_thread(hook), with_kwargs=True).remove)
+
+    def first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        args, kwargs = self.later(module, args, kwargs)
+        if args:
+            return (self.tokens(args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: self.tokens(kwargs[name])}
+
+    def tokens(self, stream: Tensor) -> Tensor:
+        tokens = stream.movedim(self.axis, 0)
+        index = self.keep[..., None].expand(-1, -1, tokens.shape[-1])
+        return tokens.gather(1, index).movedim(0, self.axis)
+
+    def later(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        rest = tuple(self.beside(value) for value in args[1:])
+        named = list(kwargs.items())
+        skipped = 0 if args else 1  # the tokens themselves
+        return (*args[:1], *rest), dict(named[:skipped]) | {k: self.beside(v) for k, v in named[skipped:]}
+
+    def beside(self, value: Any) -> Any:
+        """[n d], [1 n d] or [1 1 n d] to [V 1 k d]; anything else stays."""
+        if isinstance(value, tuple | list):
+            return type(value)(self.beside(one) for one in value)
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.numel() != value.shape[-2] * value.shape[-1]:
+            return value
+        index = {self.layout.patches: self.patches - self.layout.prefix, self.layout.tokens: self.keep}
+        if value.shape[-2] not in index:
+            return value
+        return value.reshape(value.shape[-2:])[index[value.shape[-2]]][:, None]

@@ -1,0 +1,243 @@
+"""One run of a model: described by a `Run`, carried out by `perform`, seen as `Finished` or `Stopped`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitreous.capture.attention import Attention, same, widen
+from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
+from vitreous.capture.capture import Capture, Enough, Forms
+from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering, own_thread
+from vitreous.errors import Unsupported
+from vitreous.models.layout import Layout
+from vitreous.models.model import Model
+from vitreous.trace.target import Target
+from vitreous.types import Images, Scores
+
+Edit = Callable[[Tensor], Tensor]
+Extend = Callable[[tuple[Tensor, ...]], Tensor]
+NO_LAYER = 2**30  # a number that no layer has
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """The last block computes only what is read of it: its attention is then not seen whole.
+
+    `fold`: without keys and values. `tokens`: how many there are, where some were cut out.
+    """
+
+    fold: Fold | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """How to run a model. Begin with one of the constructors, and add to it:
+
+    Run.to_output()              to the end, without gradients
+    Run.to_last_attention()      only to the last layer's attention
+    Run.from_pixels()            differentiable from the pixels
+    Run.from_layer(3)            differentiable from the tokens that enter layer 3's attention
+    Run.watched_backward(f)      differentiable from layer 0; the backward pass shows A and ∂y/∂A to `f`
+    """
+
+    grad: bool = False
+    layer: int | None = None  # where gradients begin
+    edit: Edit = same  # of the tokens that enter that layer's attention
+    ends: bool = False  # at the last layer's attention
+    since: int = 0  # the first layer whose attention is kept
+    forms: Forms | None = None  # computes the output of attentions in the kernel's place
+    narrow: Narrow | None = None
+    enter: Edit | None = None  # of the tokens that enter the block of `layer` (or the first block)
+    count: int | None = None  # how many images there are after `enter`
+    extend: Extend | None = None  # rows to add behind the last block
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @classmethod
+    def to_output(cls) -> Run:
+        return cls()
+
+    @classmethod
+    def to_last_attention(cls, *, since: int = 0, forms: Forms | None = None) -> Run:
+        return cls(ends=True, since=since, forms=forms)
+
+    @classmethod
+    def from_pixels(cls) -> Run:
+        return cls(grad=True)
+
+    @classmethod
+    def from_layer(cls, layer: int, edit: Edit = same) -> Run:
+        return cls(layer=layer, edit=edit)
+
+    @classmethod
+    def watched_backward(cls, follower: Follower) -> Run:
+        return cls(layer=0, forms=follower)
+
+    def narrowed(self, narrow: Narrow | None) -> Run:
+        """The last block computes less, where it may."""
+        return replace(self, narrow=narrow)
+
+    def unseen(self) -> Run:
+        """No attention is kept."""
+        return replace(self, since=NO_LAYER)
+
+    def entering(self, change: Edit, count: int | None = None) -> Run:
+        """What enters the block is changed, perhaps to `count` images."""
+        return replace(self, enter=change, count=count)
+
+    def extended(self, extend: Extend) -> Run:
+        """Rows made from what leaves every block are added behind the last; no gradient passes between blocks."""
+        return replace(self, extend=extend)
+
+    def inside(self, context: Callable[[], AbstractContextManager[Any]]) -> Run:
+        """Within a context of hooks of our own (hooks of others are a reason to run the whole network)."""
+        return replace(self, within=context)
+
+
+@dataclass(frozen=True, eq=False)
+class Stopped:
+    """A run that ended early: nothing later was asked for."""
+
+    images: Images
+    layers: tuple[Attention, ...]
+    since: int = 0  # the first layer in `layers`
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Finished(Stopped):
+    """A run that reached the output."""
+
+    output: Float[Tensor, "rows C"]
+    embedding: Tensor  # what the classifier read; the output itself where there is none
+    pool: Attention | None = None
+    leaf: Tensor | None = None
+
+    @property
+    def entry(self) -> Tensor:
+        """T, where gradients begin: the tokens that enter a layer's attention."""
+        assert self.leaf is not None, "this run was not made from a layer"
+        return self.leaf
+
+
+def rows_of_run(run: Finished, rows: slice) -> Finished:
+    """What a run said of some of its images, without its layers and its graph."""
+    output = run.output[rows].detach()
+    embedding = output if run.embedding is run.output else run.embedding[rows].detach()
+    return Finished(run.images[rows], (), NO_LAYER, output=output, embedding=embedding)
+
+
+def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bool) -> Finished | Stopped:
+    """Run the model."""
+    device, rows = images.device.type, how.count or len(images)
+    output = None
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(how.grad))
+        stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=autocast))
+        still = stack.enter_context(model.still())
+        stack.enter_context(how.within())
+        if how.enter is not None:
+            stack.enter_context(entering(block_of(model, layout, how.layer or 0), how.enter))
+        if how.extend is not None:
+            stack.enter_context(extending(model, layout, how.extend))
+        most = layout.calls if how.ends and not still.hooked else None
+        stack.enter_context(suppress(Enough))
+        seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
+        if how.narrow is not None and not still.hooked:
+            stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
+        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit)
+        stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
+        output = model.run(images)
+    layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
+    if output is None:
+        return Stopped(images, layers, how.since)
+    pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
+    head = seen.linear if model.classifier is not False else None  # a backbone's last layer is no classifier
+    return Finished(
+        images,
+        layers,
+        how.since,
+        output=output,
+        embedding=head[0] if head is not None and head[1] is output else output,
+        pool=pools[-1] if pools else None,
+        leaf=None if cut is None else cut.leaf,
+    )
+
+
+def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
+    """The module that holds a layer."""
+    if len(layout.blocks) != layout.layers:
+        raise Unsupported(f"{model.name} does not hold its layers in modules of their own; this needs them")
+    return model.module.get_submodule(layout.blocks[layer])
+
+
+def narrowed_block(model: Model, layout: Layout, narrow: Narrow, forms: Forms | None) -> NarrowedBlock:
+    """The last block for what is read, where some tokens may have been cut out."""
+    read = layout.read_tokens
+    assert read is not None
+    gone = layout.tokens - (narrow.tokens or layout.tokens)
+    return NarrowedBlock(
+        block_of(model, layout, layout.layers - 1),
+        [token if token < layout.prefix else token - gone for token in read],
+        tokens=layout.tokens - gone,
+        prefix=layout.prefix,
+        patches=layout.patches - gone,
+        axis=layout.batch_axis,
+        fold=narrow.fold,
+        show=forms.show if isinstance(forms, Follower) else None,
+    )
+
+
+def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
+    """Hooks that take what leaves every block, part the blocks for the gradient, and add rows behind the last."""
+    blocks = [block_of(model, layout, i) for i in range(layout.layers)]
+    taken: list[Tensor] = []  # [B N D] each
+    sent: list[Tensor] = []
+
+    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
+        got = args[0] if args else next(iter(kwargs.values()))
+        if sent and got is not sent[-1]:
+            raise Unsupported(f"{model.name} does not hand its tokens from block to block; this needs that")
+
+    def note(module: nn.Module, args: Any, out: Any) -> Any:
+        stream = out[0] if isinstance(out, tuple) else out
+        taken.append(stream.movedim(layout.batch_axis, 0))
+        if len(taken) < len(blocks):
+            onward = stream.detach().requires_grad_()
+        else:
+            onward = torch.cat([stream, extend(tuple(taken)).movedim(0, layout.batch_axis)], layout.batch_axis)
+        sent.append(onward)
+        return (onward, *out[1:]) if isinstance(out, tuple) else onward
+
+    stack = ExitStack()
+    for block in dict.fromkeys(blocks):
+        stack.callback(block.register_forward_pre_hook(own_thread(check), with_kwargs=True).remove)
+        stack.callback(block.register_forward_hook(own_thread(note)).remove)
+    return stack
+
+
+# ------------------------------------------------------------------------------------------ its gradients
+
+
+def score_of(target: Target, run: Finished, rows: slice = slice(None)) -> Scores:
+    """The target's score, with the graph of the run behind it."""
+    with torch.enable_grad():
+        return widen(target(run.output[rows], run.embedding[rows]))
+
+
+def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True) -> tuple[Tensor, ...]:
+    """∂Σy/∂ each; `keep`: the graph stays, so that another target can be asked about."""
+    ends = y if isinstance(y, list) else [y]
+    if not all(end.requires_grad for end in ends):
+        raise Unsupported(
+            "the model runs without gradients (torch.inference_mode in its forward?); try attention or rollout"
+        )
+    found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=keep, allow_unused=True)
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))
