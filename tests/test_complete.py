@@ -20,8 +20,8 @@ from vitreous import METHODS, METRICS, Trace, method, metric
 from vitreous.metrics.case import Case, Measured
 from vitreous.references import REFERENCES
 from vitreous.registry import Declared, Method, Metric
+from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
-from vitreous.trace.trace import gradients
 from vitreous.types import Map
 
 ROOT = Path(__file__).parents[1]

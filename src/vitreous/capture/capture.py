@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,7 @@ class Enough(BaseException):
     """Raised inside a model once everything asked for has been seen (no `except Exception` of a model catches it)."""
 
 
+@runtime_checkable
 class Forms(Protocol):
     """Computes the output of an attention in place of the model's own kernel."""
 

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from vitreous.errors import CaptureError, ModelError
 from vitreous.types import Map, Row
 
 
+@runtime_checkable
 class Network(Protocol):
     """What the layout run asks of a model."""
 

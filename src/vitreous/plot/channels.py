@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -36,6 +36,7 @@ HEADS = (
 )
 
 
+@runtime_checkable
 class Channel(Protocol):
     """One channel of one head, measured."""
 
@@ -57,6 +58,7 @@ class Channel(Protocol):
     def label(self) -> str: ...
 
 
+@runtime_checkable
 class QK(Inspected, Protocol):
     """`vitreous.inspect.qk`."""
 

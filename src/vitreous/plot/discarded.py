@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -35,6 +35,7 @@ MOST = 2_000_000  # bytes of an animation
 SMALLEST = 200  # pixels: it is not made much smaller than this
 
 
+@runtime_checkable
 class Discard(Inspected, Protocol):
     """`vitreous.inspect.discard`."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from PIL import Image
 from torch import Tensor
 
 
+@runtime_checkable
 class Explained(Protocol):
     """Maps of one method for a batch of images, and where they come from: a `vitreous.Attribution`."""
 
@@ -35,6 +36,7 @@ class Explained(Protocol):
     def __len__(self) -> int: ...
 
 
+@runtime_checkable
 class Inspected(Protocol):
     """One image inside one model: any view of `vitreous.inspect`."""
 

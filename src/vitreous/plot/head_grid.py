@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -31,6 +31,7 @@ NOTES = (
 )
 
 
+@runtime_checkable
 class Heads(Inspected, Protocol):
     """`vitreous.inspect.heads`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,6 +28,7 @@ ACROSS, MOST = 5, 25  # images in a row, and in a figure
 CLIMB = LINES[1]
 
 
+@runtime_checkable
 class Maximized(Protocol):
     """What `vitreous.maximize` found."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ ACROSS = 8  # layers in a line
 MARK, HALO = "white", "black"
 
 
+@runtime_checkable
 class Flow(Inspected, Protocol):
     """`vitreous.inspect.flow`."""
 

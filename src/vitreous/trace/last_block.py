@@ -7,7 +7,7 @@ holds is checked once for each network: the output and its gradient must be thos
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ Result = tuple[Tensor, Tensor | None]  # an output, and a gradient
 LAST = "how the last block may be run"
 
 
+@runtime_checkable
 class Runs(Protocol):
     """What is asked of a trace: its model, its images, and runs of them."""
 

@@ -7,7 +7,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class Outcome:
     told: dict[str, Any] = field(default_factory=dict)  # of the whole shard, as JSON can hold it
 
 
+@runtime_checkable
 class Rows(Protocol):
     """The finished rows of one model in a study (`vitreous.Study`): what a kind asks of them."""
 

@@ -6,7 +6,7 @@ A module without a quirk of its own imports the function from `any`. mypy checks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ class Loaded(NamedTuple):
     classifier: bool | None = None
 
 
+@runtime_checkable
 class Source(Protocol):
     """Loads networks by name: "PREFIX/NAME"."""
 
@@ -37,6 +38,7 @@ class Source(Protocol):
         """All names, or only those of Vision Transformers; None if they cannot be listed."""
 
 
+@runtime_checkable
 class Library(Source, Protocol):
     """How the networks of one library are recognised, run and described."""
 

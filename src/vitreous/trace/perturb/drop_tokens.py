@@ -21,7 +21,7 @@ from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Sha
 from vitreous.trace.run import Edit, Finished, Narrow, Run
 from vitreous.trace.target import Probability, Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Images, Output, Scores
+from vitreous.types import Images, Scores
 
 VariantScores = Float[Tensor, "V"]
 MOST_KEPT = 2**25  # numbers, of the outputs of all variants of a trace
@@ -165,7 +165,7 @@ def gone_of(trace: Trace, keep: Kept) -> Gone:
 
 # ------------------------------------------------------------------------------------------------ which way is right
 
-Trial = dict[int, Output]  # the output of an image without a token, by the token
+Trial = dict[int, Tensor]  # the output of an image without a token, by the token
 
 
 def refuse_dropping(trace: Trace) -> None:
