@@ -312,7 +312,7 @@ def test_metrics_by_name_family_and_need() -> None:
     assert "sparsity" in names and "token_deletion" not in names
     assert "wanted" in [one.name for one in pick_metrics("all", True)[0]]
     found, notes = pick_metrics("all", False)
-    assert all(not one.masks for one in found) and "wanted" in notes[0] and "no picture has a mask" in notes[0]
+    assert all(not one.masks for one in found) and "wanted" in notes[0] and "no image has a mask" in notes[0]
     usual = pick_metrics(None, False)[0]
     assert usual and all(not one.masks for one in usual)
     with pytest.raises(InputError, match="wanted needs to know where the object is"):
@@ -331,7 +331,7 @@ def test_metrics_that_judge_come_first(folder: Path) -> None:
     assert list(plan.metrics) == ["token_deletion", "sparsity"] and plan.metrics["token_deletion"].values["steps"] == 3
     with pytest.raises(OptionError, match="options for rollout: it is not among"):
         make_plan("gae", "sparsity", {"rollout": {"discard": 0.5}}, data)
-    with pytest.raises(InputError, match="no picture is left"):
+    with pytest.raises(InputError, match="no image is left"):
         make_plan("gae", "sparsity", {}, data.take(limit=0))
 
 
