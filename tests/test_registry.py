@@ -141,7 +141,7 @@ def test_good_values(given: dict[str, Any], valid: dict[str, Any]) -> None:
             {"heads": "median"},
             "sample.heads takes mean, max or a whole number, not 'median'",
         ),
-        ({"place": [1]}, "sample.place takes a whole number, a whole number, not [1]"),
+        ({"place": [1]}, "sample.place takes 2 values (a whole number, a whole number), not [1]"),
         ({"shre": 0.5}, "sample has no option 'shre'; did you mean share?"),
         ({"zzzz": 0.5}, "sample has no option 'zzzz'; it has share, heads, place, flag"),
     ],

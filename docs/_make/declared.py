@@ -9,7 +9,7 @@ from typing import Any
 
 from _make import evidence, figures
 from vitreous import METHODS, METRICS
-from vitreous.cli.listing import plain, takes
+from vitreous.declaration import takes, typed
 from vitreous.references import REFERENCES, cited
 from vitreous.registry import Declared, Method, Metric
 
@@ -162,7 +162,7 @@ def uses(one: Declared) -> list[str]:
 def method_example(one: Declared) -> tuple[str, str]:
     options = one.schema["options"]
     name, value = next(iter((name, one["default"]) for name, one in options.items()), ("", None))
-    told = f" --set {one.name}.{name}={plain(value)}" if name and value is not None else ""
+    told = f" --set {one.name}.{name}={typed(value)}" if name and value is not None else ""
     given = f", {name}={value!r}" if name else ""
     python = (
         "import vitreous\n\n"
@@ -188,7 +188,7 @@ def metric_example(one: Declared) -> tuple[str, str]:
 
 def options(one: Declared) -> list[str]:
     rows = [
-        f"| `{name}` | `{plain(schema.get('default'))}` | {takes(schema)} | {schema.get('description', '')} |"
+        f"| `{name}` | `{typed(schema.get('default'))}` | {takes(schema)} | {schema.get('description', '')} |"
         for name, schema in one.schema["options"].items()
     ]
     if not rows:

@@ -142,7 +142,8 @@ def alternatives(schema: Mapping[str, Any], bounded: bool) -> Iterator[str]:
     elif "enum" in schema or "const" in schema:
         yield from map(typed, schema.get("enum", [schema.get("const")]))
     elif "prefixItems" in schema:
-        yield ", ".join(takes(part, bounded) for part in schema["prefixItems"])
+        parts = [takes(part, bounded) for part in schema["prefixItems"]]
+        yield f"{len(parts)} values ({', '.join(parts)})"
     else:
         signs = [f"{sign} {schema[key]}" for key, sign in BOUNDS.items() if bounded and key in schema]
         yield f"{KINDS.get(schema.get('type', ''), 'a value')} {' and '.join(signs)}".strip()

@@ -27,9 +27,9 @@ def make_plan(
     target: Any = None,
     seed: int = 0,
 ) -> Plan:
-    """What is asked for, checked before anything runs; the controls are always there."""
+    """Check what is asked for before anything runs; controls are always included."""
     if not len(data):
-        raise InputError(f"{data.source}: no picture is left to measure")
+        raise InputError(f"{data.source}: no image is left to measure")
     if target == "label" and all(sample.label is None for sample in data.samples):
         raise TargetError(f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1")
     measured, notes = pick_metrics(metrics, data.masked)
@@ -77,7 +77,7 @@ def by_name(given: Methods | None, options: Settings) -> tuple[list[str] | None,
 
 
 def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[Metric], tuple[str, ...]]:
-    """Metrics by name or family; those that need masks only where there are some, unless they are named."""
+    """Choose metrics by name or family; those that need masks are left out without masks unless named."""
     if given is None:
         usual = (*USUAL, *USUAL_WITH_MASKS) if masked else USUAL
         return [METRICS[name] for name in usual if name in METRICS], ()
@@ -97,7 +97,7 @@ def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[
                 chosen[one.name] = one
     if not chosen:
         raise InputError(f"{', '.join(without)}: all need masks; give masks, or a CSV with mask or box")
-    note = f"without {', '.join(dict.fromkeys(without))}: no picture has a mask"
+    note = f"without {', '.join(dict.fromkeys(without))}: no image has a mask"
     return list(chosen.values()), (note,) if without else ()
 
 
