@@ -28,7 +28,7 @@ def max_sensitivity(
     """How much the map changes, at most, when the image hardly does.
 
     max_δ ‖s(x + δ) − s(x)‖ / ‖s(x)‖, δ uniform in ±radius · (max x − min x), for the class of x; where s(x) is zero: 0
-    if it stays so, else not a number
+    if it stays so, else NaN
     """
     trace, count = case.trace, len(case.trace)
 
