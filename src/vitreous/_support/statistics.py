@@ -26,13 +26,13 @@ AT_ONCE = 2**23  # numbers in a block of resamples
 
 Table = Float[np.ndarray, "M K"]  # methods, metrics
 Counts = Int[np.ndarray, "M K"]
-Values = Float[np.ndarray, "M K N"]  # … and images; not a number: not measured
+Values = Float[np.ndarray, "M K N"]  # … and images; NaN: not measured
 
 
 def resampled_means(
     values: Float[np.ndarray, "S N"], seed: int = 0, times: int = TIMES
 ) -> Float[np.ndarray, "{times} S"]:
-    """The mean of each series over the same resampled images; what is not a number is left out of its mean."""
+    """The mean of each series over the same resampled images, ignoring NaN."""
     count = values.shape[1]
     known = np.isfinite(values)
     filled, there = np.where(known, values, 0).T, known.T.astype(np.float64)
@@ -57,7 +57,7 @@ def intervals(values: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarr
 
 
 def mean_of(values: np.ndarray) -> np.ndarray:
-    """Over the last axis, without what is not a number; not a number where nothing is left."""
+    """The mean over the last axis, ignoring NaN; NaN where nothing is left."""
     known = np.isfinite(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(known, values, 0).sum(-1) / known.sum(-1))
@@ -211,7 +211,7 @@ class Moments:
         self._spread = np.zeros(len(self.at))
 
     def add(self, curves: Float[np.ndarray, "B T"]) -> None:
-        """More images; points that are not a number are left out."""
+        """Add more images; NaN points are ignored."""
         for curve in curves.astype(np.float64):
             known = np.isfinite(curve)
             self.count += known

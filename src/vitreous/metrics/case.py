@@ -32,7 +32,7 @@ Again = Callable[[Trace, Target], Map]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a metric found: one value per image (not a number: it cannot be told), perhaps from a curve."""
+    """The result of a metric: one value per image (NaN if undefined), perhaps from a curve."""
 
     value: Scores
     curve: Float[Tensor, "B T"] | None = None

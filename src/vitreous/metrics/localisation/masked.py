@@ -16,7 +16,7 @@ One = Callable[[Float[Tensor, "rows columns"], Mask], float]
 
 
 def with_masks(case: Case, maps: Map, measure: One) -> Measured:
-    """`measure` for each map and its mask; not a number where the object is unknown, or out of sight."""
+    """`measure` for each map and its mask; NaN where the object is unknown or out of sight."""
     masks = [None] * len(maps) if case.masks is None else case.masks
     values = [
         torch.nan if mask is None or not mask.any() else measure(values, mask.cpu())

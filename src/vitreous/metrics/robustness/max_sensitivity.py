@@ -27,7 +27,7 @@ def max_sensitivity(
     """The largest change of a map when the image changes very little; use it to find methods whose maps are unstable.
 
     max_δ ‖s(x + δ) − s(x)‖ / ‖s(x)‖, δ uniform in ±radius · (max x − min x), for the class of x; where s(x) is zero: 0
-    if it stays so, else not a number
+    if it stays so, else NaN
     """
     trace, count = case.trace, len(case.trace)
 

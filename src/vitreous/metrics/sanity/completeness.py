@@ -20,7 +20,7 @@ def completeness(
 ) -> Measured:
     """How far a map is from adding up to the score; only for methods that promise it (integrated_gradients).
 
-    |Σ s − (y(x) − y(x₀))| / |y(x) − y(x₀)|; not a number where y(x) = y(x₀)
+    |Σ s − (y(x) − y(x₀))| / |y(x) − y(x₀)|; NaN where y(x) = y(x₀)
     """
     trace = case.trace
     without = end_scores(trace, case.target, baseline_images(trace, baseline, 0))
