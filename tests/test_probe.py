@@ -539,7 +539,7 @@ def single_pictures(folder: Path) -> None:
         (corrupt_class, "no training image of class green can be read"),
         (one_class, "a single class, blue"),
         (no_classes, "no sub-folders"),
-        (single_pictures, "two or more are needed"),
+        (single_pictures, "validation needs two or more"),
         (shutil.rmtree, "no such folder"),
     ],
 )
@@ -556,7 +556,7 @@ def test_unreadable_validation(spoilt: Path, tmp_path: Path) -> None:
     for i in imagefolder.split(folder, 0.25, 0)[1]:
         folder.files[i].write_bytes(b"")
     said = refusal(lambda: train(zoo.model("timm ViT"), spoilt, tmp_path / "p", **QUICK))
-    assert "kept for validation" in said
+    assert "no validation image can be read" in said
     assert not (tmp_path / "p").exists()
 
 
