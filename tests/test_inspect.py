@@ -428,7 +428,7 @@ def test_a_pixel_finds_its_patch(tiny: Model) -> None:
     assert inspect.flow(tiny, wide, at=(101, 52)).patch == (7, 7)
     with pytest.raises(OptionError, match=r"at 10,10 is cut off before the model: it sees x from 50 to 150"):
         inspect.flow(tiny, wide, at=(10, 10))
-    with pytest.raises(OptionError, match="the picture has 200×100 pixels"):
+    with pytest.raises(OptionError, match="the image has 200×100 pixels"):
         inspect.flow(tiny, wide, at=(200, 10))
     ready = zoo.images("timm ViT 224×448", 1)
     assert inspect.flow(zoo.model("timm ViT 224×448"), ready, at=(447, 0)).patch == (0, 27)

@@ -54,7 +54,7 @@ def test_maps_are_those_of_the_whole_block(name: str, monkeypatch: pytest.Monkey
     wanted = USES if name in ("timm ViT", "HF ViT eager", "timm DeiT distilled", "HF DINOv3 sdpa") else USES[:4]
     ours = {method: vitreous.explain(model, images, method, aim).map for method in wanted}
     for place in ("trace.trace", "methods.lrp.propagate", "methods.attention_gradient.transformer_attribution"):
-        monkeypatch.setattr(f"vitreous.{place}.narrowing", lambda trace, fold=True: None)
+        monkeypatch.setattr(f"vitreous.{place}.narrowing", lambda trace, **asked: None)
     for method, map in ours.items():
         assert off(map, vitreous.explain(model, images, method, aim).map) < 2e-5, method
 
@@ -120,7 +120,7 @@ def test_half_precision_forms_keys_and_values() -> None:
 def test_parts_of_cdam(name: str, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = zoo.model(name), zoo.images(name)[:2]
     ours = vitreous.explain(model, images, "cdam", 1, split=split).map
-    monkeypatch.setattr("vitreous.trace.trace.narrowing", lambda trace, fold=True: None)
+    monkeypatch.setattr("vitreous.trace.trace.narrowing", lambda trace, **asked: None)
     assert off(ours, vitreous.explain(model, images, "cdam", 1, split=split).map) < 2e-5
 
 
@@ -177,7 +177,7 @@ def test_a_block_that_mixes_tokens_is_noticed(
     model, images = Model(Small(Mixing(**last)).eval()), torch.randn(2, 3, 32, 32)
     assert (narrowing(Trace(model, images)) is not None) == works
     ours = vitreous.explain(model, images, "cdam", 1).map
-    monkeypatch.setattr("vitreous.trace.trace.narrowing", lambda trace, fold=True: None)
+    monkeypatch.setattr("vitreous.trace.trace.narrowing", lambda trace, **asked: None)
     assert off(ours, vitreous.explain(model, images, "cdam", 1).map) < 2e-5
 
 

@@ -12,13 +12,12 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from vitreous._support.memory import batch_size
 from vitreous.capture.attention import near
 from vitreous.capture.narrowed_block import Fold
 from vitreous.errors import ModelError
 from vitreous.models.layout import Layout, Reference, along, noise_images
 from vitreous.models.model import Model
-from vitreous.trace.run import Finished, Narrow, Run, rows_of_run
+from vitreous.trace.run import Finished, Narrow, Run
 from vitreous.types import Images
 
 T = TypeVar("T")
@@ -50,22 +49,23 @@ def asked(trace: Runs, question: str) -> Hashable:
     return question, trace.size, built
 
 
-def narrowing(trace: Runs, *, fold: bool = True) -> Narrow | None:
-    """How the last block may compute less; None: it must not. `fold`: its attention need not be seen."""
-    if not trace.model.facts.knows(asked(trace, LAST)) and is_hooked(trace):
-        return None
-    found = known(trace, LAST, lambda: check(trace)[0])
+def narrowing(trace: Runs, *, fold: bool = True, proven: bool = True) -> Narrow | None:
+    """How the last block may compute less; None: it must not. `fold`: its attention need not be seen.
+
+    Not `proven`: it may be a guess, for those who compare the outputs themselves and need no gradient.
+    """
+    if not trace.model.facts.knows(asked(trace, LAST)):
+        if not could_narrow(trace.layout) or is_hooked(trace):
+            return None
+        if not proven:
+            return Narrow(find_fold(trace, trace.model.facts.get(("layout run", trace.size))) if fold else None)
+    found = known(trace, LAST, lambda: check(trace))
     return found if found is None or (fold and not trace.autocast) else Narrow()
 
 
-def narrowing_with_output(trace: Runs) -> Finished | None:
-    """The output of the trace's own images from the run that checks the last block; None: it was checked before."""
-    room = batch_size(trace.layout.footprint[1], trace.images.device)
-    if trace.model.facts.knows(asked(trace, LAST)) or is_hooked(trace) or room < 2 + len(trace.images):
-        return None
-    narrow, run = check(trace, trace.images)
-    trace.model.facts.note(asked(trace, LAST), narrow)
-    return run
+def is_proven(trace: Runs) -> bool:
+    """Was the last block checked?"""
+    return trace.model.facts.knows(asked(trace, LAST))
 
 
 def is_hooked(trace: Runs) -> bool:
@@ -74,18 +74,17 @@ def is_hooked(trace: Runs) -> bool:
         return still.hooked
 
 
-def check(trace: Runs, also: Images | None = None) -> tuple[Narrow | None, Finished | None]:
-    """The way to run the last block that computes least and changes nothing; and what it gave for `also`."""
-    layout = trace.layout
-    if layout.read_tokens is None or not layout.probed or len(set(layout.blocks)) != layout.layers:
-        return None, None
+def could_narrow(layout: Layout) -> bool:
+    """Are a few tokens read, behind blocks that are modules of their own?"""
+    return layout.read_tokens is not None and layout.probed and len(set(layout.blocks)) == layout.layers
+
+
+def check(trace: Runs) -> Narrow | None:
+    """The way to run the last block that computes least and changes nothing."""
     kept: Reference | None = trace.model.facts.take(("layout run", trace.size))
     fold = find_fold(trace, kept)
-    for narrow in ([Narrow(fold)] if fold is not None else []) + [Narrow()]:
-        run = same_run(trace, narrow, kept, also)
-        if run is not None:
-            return narrow, run
-    return None, None
+    ways = [Narrow(fold), Narrow()] if fold is not None else [Narrow()]
+    return next((narrow for narrow in ways if same_run(trace, narrow, kept)), None)
 
 
 def find_fold(trace: Runs, kept: Reference | None) -> Fold | None:
@@ -94,19 +93,16 @@ def find_fold(trace: Runs, kept: Reference | None) -> Fold | None:
     return kept.fold if kept is not None and exact else None
 
 
-def same_run(trace: Runs, narrow: Narrow, kept: Reference | None, also: Images | None) -> Finished | None:
-    """A run in this way of `also`, if it gives the output and gradient of the layout run for the noise images."""
+def same_run(trace: Runs, narrow: Narrow, kept: Reference | None) -> bool:
+    """Does this way give the output and the gradient that the layout run gave for the noise images?"""
     noise = noise_images(trace.model, trace.size)
     try:
-        run = run_from_last(trace, noise if also is None else torch.cat([noise, also]), narrow)
-        found = run.output[:2].detach(), gradient_of(trace, run)
-        if kept is None or not equal(found, (kept.output, kept.grad)):  # or the weights have changed since
-            whole = run_from_last(trace, noise, None)
-            if not equal(found, (whole.output.detach(), gradient_of(trace, whole))):
-                return None
+        found = result(trace, noise, narrow)
+        if kept is not None and equal(found, (kept.output, kept.grad)):
+            return True
+        return equal(found, result(trace, noise, None))  # the weights may have changed since
     except (ModelError, RuntimeError, IndexError):
-        return None
-    return rows_of_run(run, slice(2, None))
+        return False
 
 
 def equal(one: Result, other: Result) -> bool:
@@ -117,17 +113,13 @@ def equal(one: Result, other: Result) -> bool:
     return grad is None or expected_grad is None or near(grad, expected_grad)
 
 
-def run_from_last(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
-    """Differentiable from the tokens that enter the last attention, where that can be."""
+def result(trace: Runs, images: Images, narrow: Narrow | None) -> Result:
+    """The output, and the gradient for the tokens that enter the last attention, where that can be had."""
     layout = trace.layout
     how = Run.from_layer(layout.layers - 1) if layout.entries else Run.to_output()
-    return trace.run(images, how.narrowed(narrow))
-
-
-def gradient_of(trace: Runs, run: Finished) -> Tensor | None:
-    """Of the two noise images, for what enters the last attention."""
+    run = trace.run(images, how.narrowed(narrow))
     if run.leaf is None or not run.output.requires_grad:
-        return None
+        return run.output.detach(), None
     with torch.enable_grad():
-        (grad,) = torch.autograd.grad(along([run.output[:2]]), [run.leaf])
-    return grad.narrow(trace.layout.batch_axis, 0, 2)
+        (grad,) = torch.autograd.grad(along([run.output]), [run.leaf])
+    return run.output.detach(), grad

@@ -17,7 +17,7 @@ from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, OptionError, Unsupported
 from vitreous.models.model import Model, capturing, later, refuse_infinite
-from vitreous.trace.last_block import narrowing, narrowing_with_output
+from vitreous.trace.last_block import narrowing
 from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
@@ -100,9 +100,9 @@ class Trace:
             self._cuts[number, seen] = self.run(self.images, how)
         return self._cuts[number, seen]
 
-    def least(self, how: Run) -> Run:
-        """The same run for the least, where no attention is asked for."""
-        return how.unseen().narrowed(narrowing(self))
+    def least(self, how: Run, *, proven: bool = True) -> Run:
+        """The same run for the least, where no attention is asked for; `proven`: see `narrowing`."""
+        return how.unseen().narrowed(narrowing(self, proven=proven))
 
     def any_finished(self) -> Finished:
         """A run with an output, whichever there is."""
@@ -111,14 +111,10 @@ class Trace:
         return next((run for run in kept if isinstance(run, Finished)), None) or self.whole()
 
     def plain(self) -> Finished:
-        """A run for its output, for the least: whichever there is, or one that shows no attention."""
+        """A run for its output: whichever there is, or one that keeps no attention."""
         if self.fresh and not self.layout.pooled:
-            return self.kept("plain", lambda: (self._plain(), None))[0]
+            return self.kept("plain", lambda: (self.run(self.images, Run.to_output().unseen()), None))[0]
         return self.any_finished()
-
-    def _plain(self) -> Finished:
-        """The run that checks the last block gives the output as well."""
-        return narrowing_with_output(self) or self.run(self.images, self.least(Run.to_output()))
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
         """A run that methods make in a way of their own, with what else they know of it: made once."""

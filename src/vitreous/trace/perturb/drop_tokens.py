@@ -1,7 +1,8 @@
 """The score of an image without some of its tokens.
 
 Tokens are left out in the cheapest way that gives the same output: cut out of the sequence, cut out behind the first
-block, or hidden from every attention. Which way a model allows is checked once, on its own variants.
+block, or hidden from every attention. Which way a model allows is checked once: with nothing left out, the output must
+be that of a plain run, and cutting must give the output of hiding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.trace.last_block import asked, known
+from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, one_gone, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
 from vitreous.trace.target import Probability, Target
@@ -111,7 +112,7 @@ def lean_run(
     trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, count: int | None = None
 ) -> Finished:
     """Images (or what `enter` makes of their tokens) with some tokens hidden from every attention."""
-    how = trace.least(Run.to_output())
+    how = trace.least(Run.to_output(), proven=gone is None)
     if gone is not None and how.narrow is not None:
         how = how.narrowed(Narrow())  # attention must be there to hide keys from it
     with Lean(trace, gone):
@@ -123,7 +124,7 @@ def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Fin
     images = trace.images[list(rows)]
     if not cut:
         return lean_run(trace, images, gone_of(trace, keep))
-    how = trace.least(Run.to_output())  # found out with all tokens
+    how = trace.least(Run.to_output(), proven=False)
     with Lean(trace, tokens=keep.shape[1]):
         return trace.run(images, fewer(how, keep.shape[1]).inside(partial(Cut, trace, keep)))
 
@@ -136,7 +137,7 @@ def run_leaving(trace: Trace, image: Images, left: Left, shared: Shared) -> Fini
     count, layout = len(left), trace.layout
     every = torch.arange(layout.tokens - 1, device=left.device).expand(count, -1)
     keep = every + (every >= left[:, None])
-    how = fewer(trace.least(Run.to_output()), layout.tokens - 1)
+    how = fewer(trace.least(Run.to_output(), proven=False), layout.tokens - 1)
     how = how.entering(partial(repeated, count, layout.batch_axis), count).inside(partial(Cut, trace, keep, 1))
     with Lean(trace, left=left, shared=shared):
         return trace.run(image, how)
@@ -181,7 +182,11 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
     facts, works = trace.model.facts, asked(trace, WORKS)
     trial: Trial = {}
     if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
-        works_now, trial = can_drop(trace, index, left)
+        found = None if is_proven(trace) else try_guess(trace, index, left)
+        if found is None:
+            narrowing(trace)
+            found = can_drop(trace, index, left)
+        works_now, trial = found
         facts.note(works, works_now)
     if not facts.get(works):
         raise Unsupported(
@@ -189,6 +194,15 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
             "out. Try occlusion, rise or gradcam."
         )
     return trial
+
+
+def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None:
+    """The same where the last block was not checked; None: it may be the one that computes too little."""
+    try:
+        found = can_drop(trace, index, left)
+    except ModelError:
+        return None
+    return found if found[0] else None
 
 
 def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
@@ -216,17 +230,25 @@ def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial)
     facts, allowed = trace.model.facts, asked(trace, LEAVES)
     if facts.get(allowed) is False or not has_blocks(trace):
         return None
+    if facts.knows(allowed):
+        return run_leaving(trace, image, left, shared)
+    found = try_leaving(trace, image, left, shared, trial)
+    if found is None and not is_proven(trace):
+        narrowing(trace)
+        shared.clear()
+        found = try_leaving(trace, image, left, shared, trial)
+    facts.note(allowed, found is not None)
+    return found
+
+
+def try_leaving(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial) -> Finished | None:
+    """Such a run, if it gives what hiding the same tokens gave."""
     try:
         found = run_leaving(trace, image, left, shared)
     except ModelError:  # it counts its tokens elsewhere
-        if facts.knows(allowed):
-            raise
-        facts.note(allowed, False)
         return None
-    if not facts.knows(allowed):
-        pairs = [(row, trial[token]) for token, row in zip(left.tolist(), found.output.detach()) if token in trial]
-        facts.note(allowed, bool(pairs) and all(near(row, expected) for row, expected in pairs))
-    return found if facts.get(allowed) else None
+    pairs = [(row, trial[token]) for token, row in zip(left.tolist(), found.output.detach()) if token in trial]
+    return found if pairs and all(near(row, expected) for row, expected in pairs) else None
 
 
 def has_blocks(trace: Trace) -> bool:
