@@ -85,7 +85,7 @@ def test_gradient_oracle(deit: Model, oracle: Oracle, traces: dict[str, Trace], 
 
 @pytest.mark.parametrize(
     ("image", "which"),
-    [pytest.param(*case, marks=[pytest.mark.slow] if number else []) for number, case in enumerate(CASES)],
+    [pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_integrated_gradients_oracle(
     deit: Model, oracle: Oracle, traces: dict[str, Trace], image: str, which: int

@@ -635,6 +635,7 @@ def test_readers_give_the_same_in_processes_and_threads(
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own, while it buries the dead
+@pytest.mark.slow
 def test_dead_readers_are_replaced(small: Model, album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag = tmp_path / "killed"
 
