@@ -149,7 +149,7 @@ def computed(
         maps = [noted.map for noted in run(own, asked)]
         return (*maps, own.output) if declared.targeted else (*maps,)
 
-    graphs = replays(declared, values, trace.images, *targets) if trace.images.is_cuda and trace.fresh else None
+    graphs = replays(declared, values, trace.images, *targets) if trace.fresh else None
     if graphs is None:
         return run(trace, targets), None
     key = key_of(declared.name, values, trace.model, trace.images, *targets)
