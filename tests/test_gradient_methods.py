@@ -166,7 +166,7 @@ def test_gae_and_grad_rollout_are_the_plain_products(name: str) -> None:
 @pytest.mark.parametrize("kind", ["ViT", "DINOv2", "DINOv2 registers", "DINOv3", "CLIP vision", "SigLIP"])
 def test_attention_gradients_are_autograds_own(kind: str) -> None:
     """∂y/∂A from the library's eager attention, against ours under sdpa with the same weights."""
-    eager, images = zoo.network(f"HF {kind} eager"), zoo.images(f"HF {kind} eager")
+    eager, images = copy.deepcopy(zoo.network(f"HF {kind} eager")), zoo.images(f"HF {kind} eager")  # it keeps hooks
     out = eager(pixel_values=images.clone().requires_grad_(), output_attentions=True)
     y = vitreous.models.model.read_output(out, kind)[:, 2].sum()
     expected = torch.autograd.grad(y, out.attentions)

@@ -15,7 +15,7 @@ from vitreous._support import cpu
 from vitreous.errors import explained
 from vitreous.version import VERSION
 
-IMPORTED = {"pillow": "PIL", "open-clip-torch": "open_clip", "python-multipart": "python_multipart"}
+IMPORTED = {"pillow": "PIL", "open-clip-torch": "open_clip"}  # where it is not the package's own name
 USERS = ("hf", "clip", "web", "ray")  # the extras that users install
 CLOSE = 1e-3  # how far a device's map may be from the CPU's, of its largest value
 
@@ -101,7 +101,7 @@ def required() -> list[tuple[str, str, str | None]]:
         for one in found
         if one.marker is not None and one.name != "vitreous" and one.marker.evaluate({"extra": extra})
     ]
-    return [*core, ("torchvision", "", None), *extras]  # torchvision comes with timm and breaks where torch is another
+    return [*core, *extras]
 
 
 def look(wanted: tuple[str, str, str | None]) -> Package:
@@ -119,7 +119,7 @@ def look(wanted: tuple[str, str, str | None]) -> Package:
         problem = f"{version} is too old: pip install '{name}{versions}'"
     else:
         try:
-            importlib.import_module(IMPORTED.get(name, name))
+            importlib.import_module(IMPORTED.get(name, name.replace("-", "_")))
         except Exception as error:  # a broken installation may raise anything
             problem = f"does not import ({explained(error)}); install it anew"
     return Package(name, versions, extra, version, problem)
