@@ -76,7 +76,7 @@ def free_cuda(device: torch.device, second: int) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def free_in_group(group: Path) -> float:
+def free_in_group(group: Path) -> int | float:
     """Bytes left below the limit of a container; infinite where it sets none."""
     for most, used in GROUPS:
         with suppress(OSError, ValueError):
