@@ -164,7 +164,7 @@ def test_several_methods_in_python_are_the_same(run: Run, quick: Model, tmp_path
     back = Attribution.load("out/a.npz", "rollout")
     assert back.provenance["options"]["discard"] == 0.5
     assert torch.allclose(back.map, expected.map, rtol=1e-5)
-    with pytest.raises(vitreous.VitreousError, match="holds attention, rollout, centre; say which"):
+    with pytest.raises(vitreous.VitreousError, match="holds attention, rollout, centre; choose one"):
         Attribution.load("out/a.npz")
 
 
