@@ -76,13 +76,8 @@ def free_cuda(device: torch.device, second: int) -> int:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-<<<<<<< HEAD
 def free_in_group(group: Path) -> int | float:
-    """Bytes left below the limit of a container; infinite where it sets none."""
-=======
-def free_in_group(group: Path) -> float:
     """Bytes left below the limit of a container; infinite if it sets none."""
->>>>>>> words1
     for most, used in GROUPS:
         with suppress(OSError, ValueError):
             return max(int((group / most).read_text()) - int((group / used).read_text()), LEAST)

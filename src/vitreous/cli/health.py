@@ -101,11 +101,7 @@ def required() -> list[tuple[str, str, str | None]]:
         for one in found
         if one.marker is not None and one.name != "vitreous" and one.marker.evaluate({"extra": extra})
     ]
-<<<<<<< HEAD
     return [*core, *extras]
-=======
-    return [*core, ("torchvision", "", None), *extras]  # torchvision comes with timm and needs the matching torch
->>>>>>> words1
 
 
 def look(wanted: tuple[str, str, str | None]) -> Package:
