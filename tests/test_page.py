@@ -158,7 +158,7 @@ def maps(page: Any, count: int) -> None:
 def test_first_visit_is_explained(visit: Callable[..., Any]) -> None:
     page = visit()
     maps(page, 5)  # two methods for two targets, one for none
-    assert "sees" in page.locator(".lead").first.inner_text()
+    assert "predicts" in page.locator(".lead").first.inner_text()
     labels = [page.locator(".grid .map").nth(i).get_attribute("aria-label") for i in range(2)]
     assert all("highest at the" in label for label in labels)
     assert "rollout" in labels[0] and "cdam for" in labels[1]  # the quickest first
@@ -205,7 +205,7 @@ def test_the_whole_way(visit: Callable[..., Any], tmp_path: Path) -> None:
     before = pixels(page, ".main .map canvas")
     page.keyboard.down("Shift")
     changes(page, ".main .map canvas", before)
-    assert "who reads" in page.locator("#attention .lead").inner_text()
+    assert "which tokens attend to" in page.locator("#attention .lead").inner_text()
     page.keyboard.up("Shift")
     before = pixels(page, ".rollout .map canvas")
     page.locator(".rollout input").first.fill("70")

@@ -10,9 +10,9 @@ calls the original kernel and keeps what went in and what came out. No code is p
     mha     F.multi_head_attention_forward    nn.MultiheadAttention: torchvision, CLIP, nn.TransformerEncoder
     eager   softmax(…) @ V                    transformers (eager), timm (fused_attn=False), Swin, DINO, MAE
 
-`Capture` only records. What a run needs besides is a mode of its own, stacked on it: `CutAt` (entries.py) lets
-gradients begin at a layer, `NarrowedBlock` (narrowed_block.py) computes less of the last block, `Survey` (survey.py)
-measures what the layout run asks for.
+`Capture` only records. What a run needs besides is a mode of its own, stacked on it: `CutAt` (attention_backward.py)
+lets gradients begin at a layer, `NarrowedBlock` (narrowed_block.py) computes less of the last block, `Survey`
+(survey.py) measures what the layout run asks for.
 """
 
 from __future__ import annotations

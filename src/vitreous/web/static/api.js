@@ -12,11 +12,11 @@ async function ask(path, init) {
   try {
     answer = await fetch(`/api/${path}`, init);
   } catch {
-    throw new Problem(0, "The server does not answer; is it still running?");
+    throw new Problem(0, "The server does not respond. Is it still running?");
   }
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({}));
-  throw new Problem(answer.status, told.detail || `The server answered ${answer.status}.`);
+  throw new Problem(answer.status, told.detail || `The server responded with status ${answer.status}.`);
 }
 
 function search(query = {}) {
@@ -115,7 +115,8 @@ export const job = (path, body) => (on) => {
         });
       }
       stream.onerror = () => {
-        if (stream.readyState === EventSource.CLOSED) end("failed", { detail: "The server broke off; try again." });
+        if (stream.readyState !== EventSource.CLOSED) return;
+        end("failed", { detail: "The connection to the server was lost. Try again." });
       };
     },
     (problem) => end("failed", { status: problem.status, detail: problem.message }),

@@ -25,7 +25,7 @@ function themes() {
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : wish.matches);
   const show = () => {
     knob.textContent = dark() ? "Light" : "Dark";
-    knob.ariaLabel = `Use the ${dark() ? "light" : "dark"} theme`;
+    knob.ariaLabel = `Switch to the ${dark() ? "light" : "dark"} theme`;
   };
   const kept = localStorage.getItem("theme");
   if (kept) root.dataset.theme = kept;

@@ -34,9 +34,9 @@ const direction = () => (shift === (state.direction === "reads") ? "read_by" : "
 
 export const attention = {
   begin(panel) {
-    const ways = [["reads", "What it reads"], ["read_by", "Who reads it"]];
+    const ways = [["reads", "Attends to"], ["read_by", "Attended by"]];
     const way = segments("Direction", ways, state.direction, (key) => set({ direction: key }));
-    way.title = "hold Shift for the other one";
+    way.title = "Hold Shift for the other direction";
     shown = { direction: way };
     panel.append(el("div.head", lead, way), body);
     onCursor(() => active() && ask());
@@ -70,7 +70,7 @@ export const attention = {
 async function load(key) {
   loaded = key;
   about = null;
-  lead.textContent = "Reading the attention of every head …";
+  lead.textContent = "Loading the attention of every head …";
   try {
     const [told, small] = await Promise.all([api.post("attention", here()), api.raw("attention/thumbs", here())]);
     if (key !== loaded) return;
@@ -101,8 +101,9 @@ function build(small) {
   const discard = { value: Math.round(100 * state.discard), max: 99 };
   shown.discard = slider("Discard", discard, (value) => share("discard")(value / 100));
   shown.heads = choice("Heads", ["mean", "min", "max"], state.heads, share("heads"));
-  shown.residual = slider("Skip weight", { value: state.residual, max: 1, step: 0.05, unit: "" }, share("residual"));
-  const roll = el("div.panel.rollout", el("h3", "Rollout"), el("p.quiet", "Attention multiplied through all layers."),
+  const residual = { value: state.residual, max: 1, step: 0.05, unit: "" };
+  shown.residual = slider("Residual weight", residual, share("residual"));
+  const roll = el("div.panel.rollout", el("h3", "Rollout"), el("p.quiet", "Attention multiplied over all layers."),
     rolled.node, rolled.legend.node, shown.discard, shown.residual, shown.heads);
 
   table(small);
@@ -138,7 +139,7 @@ function table({ buffer, shape: [count, h, w] }) {
   const names = [...Array(wide).keys()].map((head) => el("th", { scope: "col" }, String(head)));
   heads.replaceChildren(
     el("thead",
-      el("tr.over", el("td"), el("th", { colSpan: wide }, "head"), el("td"), el("th", "read-out looks at")),
+      el("tr.over", el("td"), el("th", { colSpan: wide }, "head"), el("td"), el("th", "read-out attends to")),
       el("tr", el("th", "layer"), ...names, el("th", "mean"), el("td.key", ...key))),
     el("tbody", ...rows));
   heads.classList.toggle("many", wide > 6);
@@ -198,13 +199,15 @@ const ask = api.latest(async () => {
   const patch = cursor.patch;
   const way = direction();
   const where = { ...here(), layer, head, token: patch ?? "readout", direction: way };
-  const token = patch === null ? `the read-out (${about.readout})` : `the patch in ${placeOf(patch, about.grid)}`;
+  const readout = `the read-out (what the classifier reads: ${about.readout})`;
+  const token = patch === null ? readout : `the patch in ${placeOf(patch, about.grid)}`;
+  const question = way === "reads" ? `what ${token} attends to` : `which tokens attend to ${token}`;
   const which = `Layer ${layer}, ${head === "mean" ? "mean of the heads" : `head ${head}`}: `;
   try {
     const { values, extra, shape } = await row(where);
-    lead.replaceChildren(el("b", which), way === "reads" ? `what ${token} reads.` : `who reads ${token}.`,
-      patch === null ? " Point at a patch; hold Shift to turn the question round." : "");
-    view.name = `${which}${way === "reads" ? "what" : "who reads"} ${token}${way === "reads" ? " reads" : ""}`;
+    lead.replaceChildren(el("b", which), `${question}.`,
+      patch === null ? " Point at a patch to see its attention; hold Shift for the other direction." : "");
+    view.name = `${which}${question}`;
     view.show(values, { shape, signed: false, limits: ends(values) });
     const names = [...about.prefix, ...about.suffix];
     const listed = names.map((name, i) => `${name}: ${number(extra[i])}`);

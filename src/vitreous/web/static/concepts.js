@@ -27,7 +27,8 @@ export const concepts = {
       add([...pick.files]);
       pick.value = "";
     });
-    const well = el("label.pick", { htmlFor: "example-files" }, el("b", "Add examples"), el("span", "or drop some"));
+    const words = [el("b", "Add examples"), el("span", "or drop images here")];
+    const well = el("label.pick", { htmlFor: "example-files" }, words);
     const sample = (one) =>
       button(el("img", { src: photo(one.id), alt: one.name }), () => addSample(one), { title: `Add ${one.name}` });
     const samples = el("div.samples", { role: "group", "aria-label": "Samples" }, world.info.samples.map(sample));
@@ -35,14 +36,15 @@ export const concepts = {
     const likeness = choice("Similarity", kinds, similarity, (value) => (similarity = value));
     const form = el("form.panel.form", { onsubmit: make },
       el("h3", "A new concept"),
-      el("p.quiet", "A handful of pictures that share one thing become a direction in what the model knows: a target."),
+      el("p.quiet", "A few images of one thing define a direction in the model's embedding: a target to explain."),
       pick, well, samples, pictures, field("Name", name), likeness, build, trouble);
     droppable(form, add);
     pickMethod = choice("Method", [how], how, (value) => {
       how = value;
       this.update(new Set());
     });
-    const lead = el("p.lead", el("b", "Where a concept is seen. "), "Give examples, name them, read the photo's map.");
+    const lead = el("p.lead", el("b", "Where the model sees a concept. "),
+      "Add example images, name the concept and build it.");
     panel.append(el("div.head", lead, bar, pickMethod),
       el("div.panels", form, el("div.panel.wide", list)));
     drawExamples();
@@ -114,7 +116,7 @@ function draw(mine) {
   for (const one of views.values()) one.view.remove();
   views.clear();
   const { grid, size } = model();
-  const none = "No concepts yet. Samples serve as examples too: click some of one kind, give them a name, build.";
+  const none = "No concepts yet. To try it out, click a few samples of one kind, enter a name and build the concept.";
   list.replaceChildren(...(mine.length ? [] : [el("p.quiet", none)]),
     ...mine.map((one) => {
       const view = new MapView({ photo: photo(), grid, size, name: `${how} for the concept ${one.name}` });

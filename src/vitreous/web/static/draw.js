@@ -172,7 +172,7 @@ function flush() {
 
 /** A photo, a map on it and the cross-hair: arrow keys move it, Enter or a click holds it, Escape lets go. */
 export class MapView {
-  constructor({ photo = "", grid, size, name = "photo" }) {
+  constructor({ photo = "", grid, size, name = "image" }) {
     Object.assign(this, { grid, name, meta: null, values: null, smooth: null, stale: true, limits: [0, 1] });
     this.image = el("img", { alt: "", draggable: false, onerror: () => (this.image.hidden = true) });
     if (photo) this.image.src = photo;

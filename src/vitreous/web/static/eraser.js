@@ -29,7 +29,7 @@ export const eraser = {
     const size = segments("Brush", [[1, "1 patch"], [3, "3 × 3"]], brush, (value) => size.show((brush = value)));
     panel.append(el("h3", { id: "eraser-head" }, "Eraser"),
       el("p.quiet",
-        "Paint patches out of the model's sight; start on a gap to bring them back. By keyboard: arrows and Space."),
+        "Paint over patches to remove them; start on a removed patch to restore it. Keyboard: arrow keys and Space."),
       el("div.panels",
         el("div.panel.side", well, el("div.row", size, undo, reset)), el("div.panel.wide", rows, words, trouble)));
     panel.addEventListener("keydown", (event) => {
@@ -104,7 +104,7 @@ function keys(event) {
   const move = arrow(event);
   if (move) {
     point(beside(cursor, move, holes.grid));
-    announce(`${placeOf(cursor, holes.grid)}${gone.has(cursor) ? ", gone" : ""}`);
+    announce(`${placeOf(cursor, holes.grid)}${gone.has(cursor) ? ", removed" : ""}`);
   } else if (event.key === " " || event.key === "Enter") {
     event.preventDefault();
     point(cursor);
@@ -190,8 +190,10 @@ function show() {
   });
   const [h, w] = holes.grid;
   const best = now.top[0];
-  const told = [`${gone.size} of ${h * w} patches gone`,
-    best && `best now: ${short(best.label)} ${percent(best.probability)}`,
-    now.way === "pixels" ? `pixels are greyed: ${now.why}` : "their tokens are taken out of the sequence"];
+  const told = [`${gone.size} of ${h * w} patches removed`,
+    best && `top class now: ${short(best.label)} ${percent(best.probability)}`,
+    now.way === "pixels"
+      ? `their pixels are replaced by the mean colour: ${now.why}`
+      : "their tokens are removed from the sequence"];
   words.textContent = told.filter(Boolean).join(" · ");
 }

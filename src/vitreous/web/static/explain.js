@@ -78,9 +78,9 @@ export const explain = {
       el("a", { href: `/api/maps/${cell.meta.id}.npz`, download: `${cell.meta.method}.npz` }).click();
     };
     const safely = (work) => () => Promise.resolve(work()).catch((error) => toast(error.message));
-    return el("div.actions", { role: "group", "aria-label": "Take away" },
-      button("PNG", safely(figure), { title: "A figure of all maps", id: "png" }),
-      button("NPZ", safely(numbers), { title: "The numbers of the framed map", id: "npz" }),
+    return el("div.actions", { role: "group", "aria-label": "Export" },
+      button("PNG", safely(figure), { title: "All maps as one figure", id: "png" }),
+      button("NPZ", safely(numbers), { title: "The raw values of the selected map", id: "npz" }),
       button("Copy Python", safely(() => copy("python", "Python")), { id: "python" }),
       button("Copy CLI", safely(() => copy("cli", "Command")), { id: "cli" }));
   },
@@ -98,10 +98,10 @@ function open(first = null) {
 function tell() {
   const best = world.classes[0];
   lead.replaceChildren(...(best
-    ? [el("b", `${model().name} sees ${short(best.label)} (${percent(best.probability)}).`),
-       " Orange speaks for a target, blue against it.",
-       " Point at a patch to read all maps there; click a class to add a row."]
-    : [world.why ?? `${model().name} is looking at the photo …`]));
+    ? [el("b", `${model().name} predicts ${short(best.label)} (${percent(best.probability)}).`),
+       " Orange is evidence for the target, blue is evidence against it.",
+       " Point at a patch to compare the maps there; click a class to add it as a target."]
+    : [world.why ?? `Running ${model().name} on the image …`]));
 }
 
 function forget() {

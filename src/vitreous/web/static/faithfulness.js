@@ -10,7 +10,7 @@ import { classOf, here, line, model, nameOf, photo, world } from "./world.js";
 
 const METRICS = { deletion: "Deletion", insertion: "Insertion", token_deletion: "Token deletion" };
 const WAYS = { deletion: "mean", insertion: "blur", token_deletion: "cut" };
-const AXIS = { deletion: "patches hidden", insertion: "patches shown", token_deletion: "tokens taken out" };
+const AXIS = { deletion: "patches hidden", insertion: "patches shown", token_deletion: "tokens removed" };
 const lead = el("p.lead");
 const bar = progress();
 const trouble = el("div");
@@ -38,7 +38,7 @@ export const faithfulness = {
       metric: segments("Metric", able, state.metric, (metric) => set({ metric })),
       subject: choice("Target", [], "", (value) => set({ subject: value })),
     };
-    chart.ariaLabel = "Curves; left and right move along, up and down change the curve";
+    chart.ariaLabel = "Curves: the left and right arrow keys move along a curve, up and down switch curves";
     chart.addEventListener("pointermove", hover);
     chart.addEventListener("click", hover);
     chart.addEventListener("keydown", walk);
@@ -117,8 +117,9 @@ function draw() {
   const better = curves[0]?.curve.better ?? "lower";
   const summary = world.info.metrics.find((one) => one.name === state.metric)?.summary ?? "";
   lead.replaceChildren(el("b", `${METRICS[state.metric]}. `), summary,
-    curves.length && bands.has(bandKey()) ? " The grey band is what random maps do." : "");
-  if (!curves.length) return chart.replaceChildren(el("p.quiet", "Here come the curves of the maps on Explain."));
+    curves.length && bands.has(bandKey()) ? " The grey band shows random maps." : "");
+  const none = "The curves of the maps on the Explain tab appear here.";
+  if (!curves.length) return chart.replaceChildren(el("p.quiet", none));
   const width = chart.clientWidth;
   const height = Math.max(240, Math.min(340, width * 0.5));
   const longest = Math.max(12, ...curves.map(({ cell, curve }) => `${cell.one.name} ${number(curve.value)}`.length));

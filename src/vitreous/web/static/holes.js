@@ -19,7 +19,7 @@ export class Holes {
   show(gone, way) {
     Object.assign(this, { gone: new Set(gone), way });
     const [h, w] = this.grid;
-    this.node.ariaLabel = `photo without ${this.gone.size} of ${h * w} patches`;
+    this.node.ariaLabel = `image without ${this.gone.size} of ${h * w} patches`;
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
       this.draw();

@@ -39,12 +39,13 @@ export const inside = {
       layer: choice("Layer", [], "", (value) => set({ layer: Number(value) }, true)),
       head: choice("Head", [], "", (value) => set({ head: value }, true)),
     };
-    const lead = el("p.lead", el("b", "Which heads look where the class is. "),
-      "CASS: the likeness of a head's attention and the target's saliency. Click a bar to look into that head.");
+    const lead = el("p.lead", el("b", "Which attention heads look where the class is. "),
+      "CASS: the similarity of a head's attention to the target's saliency. Click a bar to select that head.");
     panel.append(
       el("div.head", lead, bar, pick.subject),
       trouble, chart, told,
-      el("h3", "Layer by layer"), el("p.quiet", "Where the read-out looks, heads averaged."), strip,
+      el("h3", "Layer by layer"),
+      el("p.quiet", "Attention of the tokens that the classifier reads, averaged over the heads."), strip,
       el("div.head", el("h3", "Queries and keys"), pick.layer, pick.head), qkTrouble, parts);
     new ResizeObserver(() => draw()).observe(chart);
     onCursor(() => active() && ask());
@@ -102,7 +103,7 @@ function draw() {
   const group = (width - left) / rows.length;
   const box = { viewBox: `0 0 ${width} ${height}`, width, height };
   const node = svg("svg", { ...box, role: "img", "aria-label": inWords(rows) });
-  node.append(svg("text", { x: 4, y: 14, class: "title" }, `likeness to ${found.title}, higher is better`));
+  node.append(svg("text", { x: 4, y: 14, class: "title" }, `similarity to the saliency of ${found.title}`));
   for (const v of [0, high, ...(low < 0 ? [low] : [])]) {
     node.append(svg("line", { x1: left, x2: width, y1: y(v), y2: y(v), class: "rule" }),
       svg("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)));
@@ -138,7 +139,7 @@ function draw() {
 function inWords(rows) {
   const all = rows.flatMap((row, l) => row.map((v, h) => ({ v: v ?? -Infinity, l, h })));
   const best = all.sort((a, b) => b.v - a.v).slice(0, 3);
-  return `Most alike: ${best.map(({ v, l, h }) => `layer ${l} head ${h} (${number(v)})`).join(", ")}.`;
+  return `Most similar: ${best.map(({ v, l, h }) => `layer ${l} head ${h} (${number(v)})`).join(", ")}.`;
 }
 
 // ---------------------------------------------------------------------------------------------- layers, queries, keys
@@ -173,9 +174,9 @@ function build() {
   const figure = (view, title, words, more = "") =>
     el("figure", el("figcaption", el("b", title), el("small", words)), view.node, more);
   parts.replaceChildren(
-    figure(views.dots, "Query × key", "before the softmax; the framed patch asks", views.dots.legend.node),
-    figure(views.queries, "Queries", "like colours ask alike"),
-    figure(views.keys, "Keys", "like colours answer alike"));
+    figure(views.dots, "Query × key", "before the softmax; the query is the selected patch", views.dots.legend.node),
+    figure(views.queries, "Queries", "similar colours: similar queries"),
+    figure(views.keys, "Keys", "similar colours: similar keys"));
   mark();
   ask();
 }

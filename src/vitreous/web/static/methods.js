@@ -6,7 +6,8 @@ import { model, world } from "./world.js";
 
 const FAMILIES = {
   attention: "Attention", attention_gradient: "Attention and gradient", gradient: "Gradient", lrp: "Relevance (LRP)",
-  cam: "Activation", perturbation: "Perturbation", arbitration: "Arbitration", control: "Controls that know nothing",
+  cam: "Class activation (CAM)", perturbation: "Perturbation", arbitration: "Arbitration",
+  control: "Controls without information",
 };
 
 /** Let the reader choose; `done(methods)` gets the new list. */
@@ -14,7 +15,7 @@ export function choose(done, first = null) {
   const chosen = structuredClone(state.methods);
   const dialog = byId("dialog");
   const left = el("p.quiet");
-  const count = () => (left.textContent = `${chosen.length} of at most ${world.info.limits.methods} chosen`);
+  const count = () => (left.textContent = `${chosen.length} of at most ${world.info.limits.methods} selected`);
   const families = [...new Set(world.info.methods.map((one) => one.family))];
   const order = Object.keys(FAMILIES);
   families.sort((a, b) => (order.indexOf(a) + 99) % 99 - ((order.indexOf(b) + 99) % 99));
@@ -22,7 +23,7 @@ export function choose(done, first = null) {
     el("fieldset", el("legend", FAMILIES[family] ?? family),
       ...world.info.methods.filter((one) => one.family === family).map((one) => entry(one, chosen, count))));
   const apply = () => {
-    if (!chosen.length) return toast("Choose at least one method.");
+    if (!chosen.length) return toast("Select at least one method.");
     if (!dialog.querySelector("form").reportValidity()) return;
     dialog.close();
     done(chosen);
@@ -53,11 +54,11 @@ function entry(one, chosen, count) {
     const settings = Object.keys(one.options).length > 0;
     const several = mine().length > 1;
     forms.replaceChildren(...mine().map((instance) => form(one, instance, several && (() => drop(instance)))));
-    if (box.checked && settings) forms.append(link("Once more, with other options", () => add()));
+    if (box.checked && settings) forms.append(link("Add again with other options", () => add()));
     count();
   };
   const add = () => {
-    if (chosen.length >= world.info.limits.methods) toast(`At most ${world.info.limits.methods} methods.`);
+    if (chosen.length >= world.info.limits.methods) toast(`Select at most ${world.info.limits.methods} methods.`);
     else chosen.push({ name: one.name, options: {} });
     draw();
   };
@@ -134,7 +135,7 @@ function free(kinds, value, heard) {
     else if (numbers && parts.length === 1 && (takes("integer") || takes("number"))) heard(parts[0]);
     else if (numbers && takes("array")) heard(parts);
     else if (kinds.some((one) => one.type === "string" && !one.enum && !one.const)) heard(text);
-    else input.setCustomValidity(`Give ${[...words, takes("array") ? "numbers" : "a number"].join(", ")}.`);
+    else input.setCustomValidity(`Enter one of: ${[...words, takes("array") ? "numbers" : "a number"].join(", ")}.`);
   });
   return el("span", input, el("datalist", { id }, ...words.map((one) => el("option", { value: one }))));
 }

@@ -7,7 +7,7 @@ import { announce, button, byId, droppable, el, link, percent, problem, toast } 
 import { classOf, learn, model, nameOf, photo, short, world } from "./world.js";
 
 const well = el("div.well");
-const samples = el("div.samples", { role: "group", "aria-label": "Sample photos" });
+const samples = el("div.samples", { role: "group", "aria-label": "Sample images" });
 const said = el("div");
 const bars = el("div.bars");
 const chips = el("ul.chips", { "aria-label": "Targets" });
@@ -21,11 +21,11 @@ export function begin() {
     if (pick.files.length) upload(pick.files[0]);
     pick.value = "";
   });
-  const drop = el("label.pick", { htmlFor: "file" }, el("b", "Choose a photo"), el("span", "or drop, paste"));
+  const drop = el("label.pick", { htmlFor: "file" }, el("b", "Choose an image"), el("span", "or drop or paste one"));
   byId("rail").append(
-    el("div.sheet-head", el("h2", "Photo and targets"), button("Done", () => openSheet(false))),
+    el("div.sheet-head", el("h2", "Image and targets"), button("Done", () => openSheet(false))),
     el("div.sight", well, samples), el("div.sources", pick, drop), said,
-    el("h2", "What the model sees"), bars,
+    el("h2", "Top classes"), bars,
     el("h2", "Targets"), finder(), chips, more,
   );
   droppable(document.body, ([first]) => upload(first));
@@ -45,10 +45,12 @@ function openSheet(open) {
 }
 
 export async function upload(given) {
-  said.replaceChildren(el("p.quiet", `Sending ${given.name || "the photo"} …`));
+  said.replaceChildren(el("p.quiet", `Uploading ${given.name || "the image"} …`));
   try {
     const { upload_bytes: most } = world.info.limits;
-    if (given.size > most) throw new api.Problem(413, `${given.name}: more than ${most / 1e6} MB; shrink it first`);
+    if (given.size > most) {
+      throw new api.Problem(413, `${given.name}: larger than ${most / 1e6} MB; reduce its size first`);
+    }
     const form = new FormData();
     form.append("file", given, given.name || "pasted.png");
     const told = await api.post("images", form);
@@ -65,7 +67,7 @@ export function showPhoto() {
   view?.remove();
   const { grid, size } = model();
   document.documentElement.style.setProperty("--ratio", size[1] / size[0]);
-  view = new MapView({ photo: photo(), grid, size, name: `photo ${nameOfPhoto()}` });
+  view = new MapView({ photo: photo(), grid, size, name: `image ${nameOfPhoto()}` });
   well.replaceChildren(view.node);
   world.info.samples.forEach(({ id, name }, i) => {
     const made = () => button(el("img", { alt: name }), () => set({ image: id, patch: null }), { title: name });
@@ -76,7 +78,7 @@ export function showPhoto() {
 }
 
 export const nameOfPhoto = () =>
-  world.info.samples.find((one) => one.id === state.image)?.name ?? world.files.get(state.image) ?? "photo";
+  world.info.samples.find((one) => one.id === state.image)?.name ?? world.files.get(state.image) ?? "image";
 
 /** The five best classes, each a button that makes it a target. */
 export function showClasses(trouble = null) {
@@ -100,15 +102,17 @@ function toggleClass(index) {
   const left = state.targets.filter((one) => classOf(one) !== index);
   if (left.length === state.targets.length) addTarget(String(index));
   else if (left.length) set({ targets: left });
-  else toast("One target stays; choose another first.");
+  else toast("At least one target is needed; add another one first.");
 }
 
 export function addTarget(text) {
   const target = text.trim();
   if (!target || state.targets.includes(target)) return;
-  if (state.targets.length >= world.info.limits.targets) return toast(`At most ${world.info.limits.targets} targets.`);
+  if (state.targets.length >= world.info.limits.targets) {
+    return toast(`Choose at most ${world.info.limits.targets} targets.`);
+  }
   set({ targets: [...state.targets, target] });
-  announce(`${nameOf(target)} is a target now`);
+  announce(`${nameOf(target)} added as a target`);
 }
 
 function showTargets() {
@@ -131,10 +135,10 @@ function dropTarget(target) {
 // ------------------------------------------------------------------------------------------------------------- search
 
 function finder() {
-  const list = el("ul", { role: "listbox", id: "found", hidden: true, "aria-label": "Labels" });
+  const list = el("ul", { role: "listbox", id: "found", hidden: true, "aria-label": "Classes" });
   const input = el("input", {
     id: "find", type: "text", role: "combobox", autocomplete: "off", spellcheck: false,
-    placeholder: "Find a label, or write a - b",
+    placeholder: "Search classes, or enter a - b",
     "aria-expanded": "false", "aria-controls": "found", "aria-autocomplete": "list", "aria-label": "Add a target",
   });
   let options = [];

@@ -13,12 +13,12 @@ export function begin() {
     limits: slider("Limits", { value: state.limits, min: 10, max: 200, step: 5 }, quietly("limits")),
     threshold: slider("Threshold", { value: state.threshold, max: 95 }, quietly("threshold")),
     cells: segments("Patches", [[false, "Smooth"], [true, "Cells"]], state.cells, quietly("cells")),
-    bare: segments("Photo", [[false, "On photo"], [true, "Bare"]], state.bare, quietly("bare")),
+    bare: segments("Background", [[false, "On image"], [true, "Map only"]], state.bare, quietly("bare")),
     ramp: choice("Colours", ["magma", "viridis", "grey"], state.ramp, quietly("ramp")),
     same: toggle("Same scale", state.same, quietly("same")),
   };
-  controls.ramp.title = "of maps without a sign; signed maps are orange and blue, controls are grey";
-  controls.same.title = "one scale for all maps of a method";
+  controls.ramp.title = "Colours of unsigned maps; signed maps are orange and blue, controls are grey";
+  controls.same.title = "One colour scale for all maps of a method";
   byId("strip").append(el("div.controls", ...Object.values(controls)), explain.actions());
 }
 

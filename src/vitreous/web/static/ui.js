@@ -175,7 +175,7 @@ export function progress() {
     timer = setTimeout(() => (node.hidden = false), 300);
     const mine = start((name, told) => {
       if (running !== mine) return;
-      if (name === "queued") words.textContent = `${told.place} before this one`;
+      if (name === "queued") words.textContent = `${told.place} ahead in the queue`;
       else if (name === "progress") show(told);
       else {
         if (["done", "cancelled", "failed"].includes(name)) clear();
