@@ -97,7 +97,7 @@ def centred_grad(grad: Tensor, x: Tensor, weight: Tensor | None, axes: tuple[int
 
 
 def still(value: Any) -> Any:
-    """The function with its arguments detached."""
+    """The value, detached if it is a tensor."""
     return value.detach() if isinstance(value, Tensor) else value
 
 
