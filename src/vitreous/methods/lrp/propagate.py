@@ -1,4 +1,4 @@
-"""One run of a model under a table of rules, and the relevance that is read from it."""
+"""Run a model under a table of rules, and compute the relevance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def relevance_map(trace: Trace, target: Target, table: Table, wrt: Literal["toke
 
 
 def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
-    """Tokens [B N D], [B h w D] or [B D h w] as they lie in the image, on the grid of the first block."""
+    """Arrange tokens [B N D], [B h w D] or [B D h w] on the patch grid of the first block."""
     if tokens.ndim == 4 and tokens.shape[0] == len(trace):
         for placed in (tokens, tokens.movedim(1, -1)):
             if covers((placed.shape[1], placed.shape[2]), trace.size):
@@ -43,7 +43,7 @@ def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
 
 
 def covers(grid: tuple[int, int], size: tuple[int, int]) -> bool:
-    """Is this an image of that size, in square patches?"""
+    """Whether the grid divides an image of that size into square patches."""
     patch = -(-size[0] // grid[0])
     return grid == (-(-size[0] // patch), -(-size[1] // patch))
 
@@ -69,7 +69,7 @@ def relevance_of(x: Tensor, trace: Trace, target: Target, record: Finished, rule
 
 
 def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
-    """A run in which every function that carries a signal follows its rule."""
+    """A forward pass in which every function of a signal follows its rule."""
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
     entry = None if has_blocks or not layout.entries else layout.entries[0]
@@ -79,7 +79,7 @@ def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
         entered.append(tokens)
         return tokens
 
-    how = Run.from_pixels().narrowed(narrowing(trace, fold=False))  # found out without the rules
+    how = Run.from_pixels().narrowed(narrowing(trace, fold=False))  # checked without the rules
     how = how.entering(note) if has_blocks else how
     with Rules(table, names_of(trace.model.module), entry) as rules:
         record = trace.run(images, how)
