@@ -177,7 +177,7 @@ def test_layers_without_norms_and_linear_layers_are_followed() -> None:
     assert model.layout_at((64, 64)).layers == 2
     for method in ("attention", "rollout", "gae", "grad_rollout", "gradient"):
         assert vitreous.explain(model, images, method, 1).map.abs().max() > 0
-    with pytest.raises(Unsupported, match="no tokens entering"):
+    with pytest.raises(Unsupported, match="no visible tokens before its attention"):
         vitreous.explain(model, images, "cdam", 1)
 
 

@@ -91,7 +91,7 @@ class Trace:
         """
         number = self.layer_number(layer)
         if not self.layout.entries:
-            raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
+            raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
         if (number, seen) not in self._cuts:
@@ -182,7 +182,7 @@ class Trace:
         if count == 0 and self.layout.obstacle is None:
             raise self.no_layers()
         if count == 0:
-            raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
+            raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if not -count <= index < count:
             raise OptionError(f"layer {index} is out of range: {self.model.name} has layers 0 to {count - 1}")
         return index % count

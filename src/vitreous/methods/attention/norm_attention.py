@@ -59,8 +59,8 @@ def norms(
     call, projection = layer.attention, layer.projection
     if projection is None:
         raise Unsupported(
-            f"norm_attention needs attention whose output is projected as it is; in {call.name or trace.model.name} "
-            f"something stands between them (a norm, a gate). Try value_zeroing or rollout."
+            f"norm_attention needs an output projection directly after the attention; {call.name or trace.model.name} "
+            f"has another operation in between (a norm, a gate). Try value_zeroing or rollout."
         )
     products = gram(projection, call.v)
     for rows, a in call.chunks(tokens):

@@ -53,7 +53,7 @@ def cdam(
     Sᵢ = Σ_j T_ij · ∂y/∂T_ij, T the normalised tokens that enter the last attention
     """
     if split != "total" and variant != "vanilla":
-        raise OptionError(f"cdam.split={split} goes with variant=vanilla only")
+        raise OptionError(f"cdam.split={split} works with variant=vanilla only")
     if split != "total":
         tokens, grad = split_grad(trace, target, split)
     elif variant == "vanilla":

@@ -39,7 +39,7 @@ def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
         with suppress(Unsupported):
             return trace.to_patches(tokens)
     found = "×".join(map(str, tokens.shape[1:]))
-    raise Unsupported(f"{trace.model.name}'s first block reads {found}, which is no grid of patches; use wrt=image")
+    raise Unsupported(f"the first block of {trace.model.name} takes {found}, which is not a patch grid; use wrt=image")
 
 
 def covers(grid: tuple[int, int], size: tuple[int, int]) -> bool:
@@ -52,7 +52,7 @@ def token_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
     """x·∂y/∂x of all tokens that enter the first block, [B N D] (or [B h w D])."""
     record, (rules, tokens) = trace.kept(table.name, partial(run_under, trace, table))
     if tokens is None:
-        raise Unsupported(f"{trace.model.name} shows no tokens that enter its first block; use wrt=image")
+        raise Unsupported(f"the tokens that enter the first block of {trace.model.name} are not visible; use wrt=image")
     return relevance_of(tokens, trace, target, record, rules).movedim(trace.batch_axis, 0)
 
 

@@ -190,8 +190,8 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
         facts.note(works, works_now)
     if not facts.get(works):
         raise Unsupported(
-            f"{trace.model.name} reads its tokens in other ways than attention and their mean, so none can be left "
-            "out. Try occlusion, rise or gradcam."
+            f"{trace.model.name} uses its tokens in other ways than attention and their mean, so none can be dropped. "
+            "Try occlusion, rise or gradcam."
         )
     return trial
 
