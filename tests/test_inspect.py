@@ -169,7 +169,7 @@ def test_turning_and_norms_are_seen() -> None:
 
 def test_models_that_hide_their_queries_are_refused() -> None:
     name = "hand-written"  # by an einsum, whose axes may be anything
-    with pytest.raises(Unsupported, match="shows no queries and keys; use a fused one"):
+    with pytest.raises(Unsupported, match="without visible queries and keys; use a fused one"):
         inspect.qk(zoo.model(name), zoo.images(name, 1))
     assert inspect.heads(zoo.model(name), zoo.images(name, 1)).maps.shape == (3, 2, 4, 4)
 

@@ -134,7 +134,7 @@ def test_a_trace_of_another_model_is_refused() -> None:
     model = Model(zoo.network("timm ViT"), name="mine")
     other = Model(copy.deepcopy(zoo.network("timm ViT")), name="theirs")
     trace = vitreous.Trace(model, zoo.images("timm ViT")[:1])
-    said = "this trace is of mine, not of theirs: give the model that it was made with, or make one of theirs: Trace"
+    said = "this trace is of mine, not of theirs: give the model that it was made with, or make a trace of theirs"
     calls: list[Callable[[Any], Any]] = [
         lambda named: vitreous.explain(named, trace, "gae", 1),
         lambda named: vitreous.explain_targets(named, trace, "gae", [1, 2]),

@@ -77,7 +77,7 @@ def test_parse(model: Model, given: Any, expected: Any) -> None:
         ("top-8", "top-8 is out of range"),
         ("neuron:x", "'x' is not a number"),
         ("neuron:7", "neuron 7 is out of range"),
-        ("text:", "says nothing"),
+        ("text:", "is empty"),
         ("concept:none", "no concept 'none' here"),
         ("text:a dog", "has no text tower"),
         ("zebra-dog", "unknown class 'zebra-dog'"),

@@ -365,9 +365,11 @@ def test_without_a_projection_the_values_are_added_as_they_are() -> None:
 
 def test_layers_outside_modules_are_refused_with_a_remedy() -> None:
     model, images = zoo.model("flat heads"), zoo.images("flat heads")
-    with pytest.raises(Unsupported, match=r"value_zeroing needs layers in modules .*Try norm_attention or rollout"):
+    with pytest.raises(
+        Unsupported, match=r"value_zeroing needs each layer in a separate module.*Try norm_attention or rollout"
+    ):
         vitreous.explain(model, images, "value_zeroing")
-    with pytest.raises(Unsupported, match="norm_attention with residual needs layers in modules"):
+    with pytest.raises(Unsupported, match="norm_attention with residual needs each layer in a separate module"):
         vitreous.explain(model, images, "norm_attention", residual=True)
 
 

@@ -676,7 +676,7 @@ def test_queries_that_are_not_seen(client: TestClient) -> None:
     """Attention that is written out shows them; an einsum, whose axes may be anything, does not."""
     assert grid(client.get("/api/inside/qk", params={"image": CAT, "model": "timm-ViT-unfused"})).shape == (4, 4)
     got = client.get("/api/inside/qk", params={"image": CAT, "model": "hand-written"})
-    assert "shows no queries and keys" in problem(got, 422)
+    assert "without visible queries and keys" in problem(got, 422)
 
 
 # ------------------------------------------------------------------------------------------------- who may ask for what

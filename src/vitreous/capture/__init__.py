@@ -1,1 +1,1 @@
-"""One run of a network, seen: attention as it is computed, and its gradients. Nothing here knows a Model."""
+"""Record the attention of a network during a forward pass, and its gradients; independent of `Model`."""

@@ -1,4 +1,4 @@
-"""One attention call: queries, keys, values and output; A itself only when it is asked for.
+"""One recorded attention call: queries, keys, values and output; A itself is computed on demand.
 
 O = A·V,   A = softmax(s·Q·Kᵀ + bias),   ∂y/∂A = ∂y/∂O · Vᵀ
 """
@@ -21,10 +21,10 @@ from vitreous.types import HeadRows, Heads, Keys, Row, Weights
 if TYPE_CHECKING:
     from vitreous.capture.triton_kernels import Fused
 
-FUSED = (torch.float16, torch.bfloat16)  # of float32, tensor cores keep too few digits
-WIDEST = 128  # of a head
-ROWS = 512  # how many rows of A are formed at a time where all are read
-CACHE = 2**20  # bytes of A at a time, on a CPU
+FUSED = (torch.float16, torch.bfloat16)  # not float32, for which tensor cores are not precise enough
+WIDEST = 128  # maximum width of a head
+ROWS = 512  # rows of A that are formed at a time
+CACHE = 2**20  # bytes of A that are formed at a time on a CPU
 
 
 def same(t: Tensor) -> Tensor:
@@ -33,21 +33,21 @@ def same(t: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Attention:
-    """One attention call. A is never kept: it is computed anew, whole or by rows, when it is asked for."""
+    """One attention call. A is never stored; it is recomputed on demand, in full or by rows."""
 
     name: str  # the module that called it: "blocks.3.attn"
     door: str  # sdpa, mha or eager
-    node: Tensor  # O as the model made it: what autograd knows
+    node: Tensor  # O in the model's own axes, part of the autograd graph
     v: Keys
     q: Heads | None = None
     k: Keys | None = None
     scale: float = 1.0
     bias: Tensor | None = None  # [B|1 H|1 N|1 M], added to the scores
-    given: Weights | None = None  # A, where the model itself formed it
-    followed: bool = False  # does its backward show A and ∂y/∂A (attention_backward.py)?
+    given: Weights | None = None  # A, if the model itself formed it
+    followed: bool = False  # whether its backward visits A and ∂y/∂A (attention_backward.py)
     only: list[int] | None = None  # the rows of O that were computed (narrowed_block.py); None: all
-    keys: Tensor | None = None  # what autograd knows as K (for the eager door: in the model's own axes)
-    factors: tuple[Tensor, Tensor] | None = None  # where A was given: what was multiplied to make its scores
+    keys: Tensor | None = None  # K in the autograd graph (for the eager door: in the model's own axes)
+    factors: tuple[Tensor, Tensor] | None = None  # if A was given: the factors of its scores
     fold: Callable[[Tensor], Tensor] = field(default=same, repr=False)  # the model's axes -> [B H N d]
 
     @property
@@ -56,7 +56,7 @@ class Attention:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """B, H, N, M."""
+        """The sizes B, H, N, M of A."""
         a = self.given if self.given is not None else cast(Tensor, self.q)
         return a.shape[0], a.shape[1], a.shape[2], self.v.shape[2]
 
@@ -70,7 +70,7 @@ class Attention:
         return self.rows(slice(None))
 
     def rows(self, index: slice | list[int]) -> Weights:
-        """These rows of A, nothing else: [B H rows M], at least float32."""
+        """Only these rows of A: [B H rows M], at least float32."""
         index = run_of(index)
         if self.given is not None:
             return widen(self.given[:, :, index])
@@ -82,7 +82,7 @@ class Attention:
         return scores.softmax(-1)
 
     def chunks(self, tokens: list[int] | None = None) -> Iterator[tuple[slice | list[int], Weights]]:
-        """The rows of A of these tokens (None: of all), `ROWS` at a time."""
+        """The rows of A of these tokens (None: of all tokens), `ROWS` at a time."""
         if tokens is not None:
             yield tokens, self.rows(tokens)
             return
@@ -90,7 +90,7 @@ class Attention:
             yield index, self.rows(index)
 
     def pieces(self) -> Iterator[tuple[slice, Attention]]:
-        """Some images at a time, so that their A stays in a CPU's cache; without O."""
+        """Slices of a few images, so that their A stays in the CPU cache; without O."""
         b, h, n, m = self.shape
         size = b if self.v.is_cuda else max(1, CACHE // (4 * h * min(n, ROWS) * m))
         for images in [slice(start, start + size) for start in range(0, b, size)]:
@@ -103,7 +103,7 @@ class Attention:
         return [slice(start, start + ROWS) for start in range(0, self.shape[2], ROWS)]
 
     def read(self, weights: Float[Tensor, "B N"], tokens: list[int] | None = None) -> HeadRows:
-        """Σᵢ weightsᵢ·Aᵢ for every head; only the rows of `tokens` are formed (None: of all)."""
+        """Σᵢ weightsᵢ·Aᵢ for every head; only the rows of `tokens` are formed (None: all rows)."""
         if self.fusible:
             rows = slice(None) if tokens is None else run_of(tokens)
             return self.fused(rows=rows).read(weights[:, rows])
@@ -115,7 +115,7 @@ class Attention:
 
     @property
     def fusible(self) -> bool:
-        """Can sums over A be formed without A (triton_kernels.py)?"""
+        """Whether sums over A can be computed without forming A (triton_kernels.py)."""
         return self.q is not None and self.bias is None and fusible(self.q)
 
     def fused(self, grad: Tensor | None = None, rows: slice | list[int] = slice(None)) -> Fused:
@@ -129,17 +129,17 @@ class Attention:
         return Fused(q.detach(), self.k.detach(), self.scale, self.v.detach(), grad)
 
     def weights_grad(self, grad: Tensor, index: slice | list[int] = slice(None)) -> Weights:
-        """∂y/∂A (these rows) from ∂y/∂O (as autograd gives it for `node`)."""
+        """These rows of ∂y/∂A, from ∂y/∂O as autograd returns it for `node`."""
         return self.out_rows(grad, index) @ widen(self.v).mT
 
     def out_rows(self, out: Tensor, index: slice | list[int]) -> Heads:
-        """These rows of O, or of ∂y/∂O, in the axes [B H rows d]; all there are where only some were computed."""
+        """These rows of O or ∂y/∂O, [B H rows d]; all computed rows if only some were computed."""
         folded = self.fold(out)
         return widen(folded if self.only is not None else folded[:, :, index])
 
     @torch.no_grad()
     def error(self) -> Row:
-        """max |A·V − O| over max |O|, for each image and head: zero but for rounding, or the capture is wrong."""
+        """max |A·V − O| / max |O| for each image and head; zero up to rounding if the capture is correct."""
         out = widen(self.out)
         off = torch.zeros(self.shape[:2], dtype=out.dtype, device=out.device)
         for i, a in self.chunks(self.only):
@@ -147,9 +147,9 @@ class Attention:
         return off / out.abs().amax((-1, -2)).clamp_min(torch.finfo(out.dtype).tiny)
 
     def projected(self) -> tuple[Heads, Keys, float] | None:
-        """Q, K and s with A = softmax(s·Q·Kᵀ), also where the model multiplied them itself; None: not seen.
+        """Q, K and s with A = softmax(s·Q·Kᵀ), also if the model multiplied them itself; None if not recorded.
 
-        Then s is fitted: the slope of log A over Q·Kᵀ, both less the means of their rows.
+        In that case s is fitted: the slope of log A over Q·Kᵀ, both with their row means subtracted.
         """
         if self.q is not None and self.k is not None:
             return self.q, self.k, self.scale
@@ -173,40 +173,40 @@ class Attention:
         return s if ((scores * s).softmax(-1) - a).abs().max() < 1e-3 else None
 
     def verify(self, tolerance: float | None = None) -> None:
-        """Raise unless A·V is what the layer itself returned."""
+        """Raise unless A·V equals the layer's output."""
         limit = tolerance or {torch.float64: 1e-10, torch.float32: 1e-4}.get(self.node.dtype, 3e-2)
         worst = self.error().max().item()
         if not worst <= limit:
             raise CaptureError(
-                f"the attention seen in {self.name or 'the model'} does not reproduce its output "
-                f"(A·V is off by {worst:.1e} of its size); please report this model"
+                f"the attention captured in {self.name or 'the model'} does not reproduce its output "
+                f"(the relative error of A·V is {worst:.1e}); please report this model"
             )
 
 
 def fusible(q: Tensor) -> bool:
-    """Are there kernels for queries of this kind?"""
+    """Whether there are kernels for queries of this type and width."""
     return q.is_cuda and q.dtype in FUSED and q.shape[-1] <= WIDEST and triton()
 
 
 @cache
 def triton() -> bool:
-    """Can kernels be made for this GPU?"""
+    """Whether kernels can be compiled for this GPU."""
     return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (7, 0)
 
 
 def widen(t: Tensor) -> Tensor:
-    """At least float32."""
+    """Cast to at least float32."""
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def near(one: Tensor, other: Tensor) -> bool:
-    """Are these equal up to rounding?"""
+    """Whether two tensors are equal up to rounding."""
     close = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
     return bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
 
 
 def run_of(tokens: slice | list[int]) -> slice | list[int]:
-    """A slice where the tokens follow each other: it needs no numbers on the GPU, so nothing waits for it."""
+    """A slice if the tokens are consecutive; unlike an index list, it needs no copy to the GPU, hence no wait."""
     if isinstance(tokens, slice) or tokens != list(range(tokens[0], tokens[-1] + 1) if tokens else ()):
         return tokens
     return slice(tokens[0], tokens[-1] + 1) if tokens else slice(0, 0)
@@ -221,5 +221,5 @@ def sum_of(parts: Iterable[Tensor]) -> Tensor:
 
 
 def rows_of(mask: Tensor | None, rows: list[int]) -> Tensor | None:
-    """A mask for these queries only."""
+    """The mask of these queries only."""
     return mask if mask is None or mask.shape[-2] == 1 else mask[..., run_of(rows), :]

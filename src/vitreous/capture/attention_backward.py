@@ -1,7 +1,7 @@
-"""A ⊙ ∂y/∂A of every layer, from the last to the first, in one backward pass that never holds two layers at once.
+"""A ⊙ ∂y/∂A of every layer, from the last to the first, in one backward pass that holds one layer at a time.
 
-The backward of an attention needs A and ∂y/∂A anyway: here it computes them by rows, shows them to a visitor and goes
-on. `CutAt` lets gradients begin at the tokens that enter a layer.
+The backward of an attention needs A and ∂y/∂A anyway; here it computes them by rows and passes them to a visitor.
+`CutAt` lets gradients begin at the tokens that enter a layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Chunks = Iterator[tuple[slice, Rows, Tensor, Tensor]]  # images, rows, A [b H n 
 
 
 class Shown:
-    """One layer on the way back: A and A ⊙ ∂y/∂A by rows, each shown once, or one sum over all of them."""
+    """One layer in the backward pass: A and A ⊙ ∂y/∂A by rows, each available once, or one sum over all rows."""
 
     def __init__(self, chunks: Chunks) -> None:
         self.chunks = chunks
@@ -43,7 +43,7 @@ class Shown:
 
 
 class Summed(Shown):
-    """The same where sums are formed without A."""
+    """The same with sums that are computed without forming A."""
 
     def __init__(self, chunks: Chunks, layer: Attention, grad: Tensor) -> None:
         super().__init__(chunks)
@@ -68,7 +68,7 @@ class Summed(Shown):
 
 
 class ByRows(torch.autograd.Function):
-    """A function of rows: under `torch.vmap` it is called once, with the rows of all."""
+    """A function of rows; under `torch.vmap` it is called once, with the rows of the whole batch."""
 
     @staticmethod
     def forward(run: Callable[..., Tensor], *given: Tensor) -> Tensor:
@@ -95,14 +95,14 @@ Visitor = Callable[[Shown], None]
 
 
 def shown(layer: Attention, grad: Tensor) -> Shown:
-    """A layer and ∂y/∂O, as autograd gives it."""
+    """A layer and ∂y/∂O, as autograd returns it."""
     every = slice(None)
     chunks = ((every, rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
     return Summed(chunks, layer, grad) if layer.fusible else Shown(chunks)
 
 
 def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = slice(None)) -> Row:
-    """One factor of a rollout, seen from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
+    """One factor of a rollout, multiplied from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
     rows = run_of(rows)
     share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
     onward = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
@@ -111,7 +111,7 @@ def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = 
 
 
 def joined(parts: Iterable[tuple[slice, Tensor]]) -> Tensor:
-    """Parts of the same images summed, then one image after the other."""
+    """Sum the parts that belong to the same images, then concatenate the images."""
     by_images: dict[int | None, Tensor] = {}
     for images, part in parts:
         known = by_images.get(images.start)
@@ -120,14 +120,14 @@ def joined(parts: Iterable[tuple[slice, Tensor]]) -> Tensor:
 
 
 def pass_by(shown: Shown) -> None:
-    """A visitor that only lets the gradients through."""
+    """A visitor that ignores the layer; only the gradients are computed."""
     deque(shown.chunks, maxlen=0)
 
 
 class Follower:
-    """Runs the attentions of a pass over so many tokens so that their backward shows A ⊙ ∂y/∂A to `visitor`.
+    """Runs every attention over `tokens` tokens so that its backward passes A ⊙ ∂y/∂A to `visitor`.
 
-    No gradient is asked for before the first of them.
+    No gradients are needed before the first of these attentions.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -136,12 +136,12 @@ class Follower:
         self.seen = 0
 
     def takes(self, q: Tensor, k: Tensor) -> bool:
-        """Is this a layer, in the axes [B H N d], of which sums need A?"""
+        """Whether this is a layer in the axes [B H N d] whose sums need A."""
         layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
         return layer and not fusible(q)
 
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
-        """O, exactly as the fused kernel gives it."""
+        """O, exactly as the fused kernel computes it."""
         assert call.q is not None
         call.followed = True
         self.seen += 1
@@ -157,7 +157,7 @@ class Follower:
 
 
 class Followed(torch.autograd.Function):
-    """sdpa whose backward is watched."""
+    """Scaled dot-product attention whose backward is observed."""
 
     @staticmethod
     def forward(
@@ -183,7 +183,7 @@ class Followed(torch.autograd.Function):
         q, k, v, dout = (widen(t).contiguous() for t in (*saved, *grads))
         scaled = q * ctx.scale
         inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
-        found: list[tuple[Tensor, ...]] = []  # ∂y/∂Q, ∂y/∂K and ∂y/∂V of some images
+        found: list[tuple[Tensor, ...]] = []  # ∂y/∂Q, ∂y/∂K and ∂y/∂V by slices of images
 
         def chunks() -> Chunks:
             for images, part in Attention("", "", out, v, scaled, k, 1.0, ctx.bias).pieces():
@@ -205,7 +205,7 @@ class Followed(torch.autograd.Function):
 
 
 class Sums:
-    """∂y/∂Q, ∂y/∂K and ∂y/∂V, gathered by rows of A."""
+    """∂y/∂Q, ∂y/∂K and ∂y/∂V, accumulated by rows of A."""
 
     def __init__(self, q: Tensor, k: Tensor, inner: Tensor) -> None:
         self.q, self.k, self.inner = q, k, inner
@@ -229,7 +229,7 @@ Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", 
 
 
 class Unfrozen(TorchFunctionMode):
-    """Differentiate also what a model computes under `torch.no_grad` in its forward (a frozen part)."""
+    """Also differentiate parts of a model that its forward computes under `torch.no_grad` (frozen parts)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -238,9 +238,9 @@ class Unfrozen(TorchFunctionMode):
 
 
 class CutAt(TorchFunctionMode):
-    """Gradients begin at an entry: everything before is constant, and not recorded by `seen`.
+    """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
 
-    `leaf` is the tensor to differentiate by. `edit` may change the tokens first.
+    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first.
     """
 
     def __init__(self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same) -> None:
@@ -248,7 +248,7 @@ class CutAt(TorchFunctionMode):
         self.entry, self.seen, self.edit = entry, seen, edit
         self.leaf: Tensor | None = None
         self._counts = {"norm": 0, "linear": 0}
-        self._tokens: Tensor | None = None  # in whose place the leaf stands
+        self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
     def __torch_function__(

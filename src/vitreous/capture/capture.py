@@ -1,18 +1,18 @@
-"""See every attention that a model computes, whichever library wrote the model.
+"""Record every attention that a model computes, whichever library it comes from.
 
     O = A·V,   A = softmax(s·Q·Kᵀ + bias)
     ∂y/∂A = ∂y/∂O · Vᵀ          so A is differentiated without ever being formed in the forward pass
 
-There are three ways to call an attention. `Capture`, a `TorchFunctionMode` of the current thread, recognises them all,
-calls the original kernel and keeps what went in and what came out. No code is patched and no module replaced.
+There are three ways to compute attention in torch. `Capture`, a `TorchFunctionMode` of the current thread, recognises
+all of them, calls the original kernel and keeps its inputs and output. No code is patched and no module is replaced.
 
     sdpa    F.scaled_dot_product_attention    timm, transformers (sdpa), DINOv2, DINOv3, open_clip's own blocks
     mha     F.multi_head_attention_forward    nn.MultiheadAttention: torchvision, CLIP, nn.TransformerEncoder
     eager   softmax(…) @ V                    transformers (eager), timm (fused_attn=False), Swin, DINO, MAE
 
-`Capture` only records. What a run needs besides is a mode of its own, stacked on it: `CutAt` (attention_backward.py)
-lets gradients begin at a layer, `NarrowedBlock` (narrowed_block.py) computes less of the last block, `Survey`
-(survey.py) measures what the layout run asks for.
+`Capture` only records. Everything else is a separate mode stacked on it: `CutAt` (attention_backward.py) lets gradients
+begin at a layer, `NarrowedBlock` (narrowed_block.py) computes less of the last block, `Survey` (survey.py) takes the
+measurements of the layout run.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 KEEPS = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16}
 KEEPS |= {Tensor.contiguous, Tensor.clone, torch.clone, torch.nan_to_num, Tensor.nan_to_num}
 
-TAG = "_vitreous_softmax"  # on a tensor that is a softmax ("soft"), or was made from one and changed ("mixed")
-FACTORS = "_vitreous_factors"  # on a tensor made from a product: its two factors, which may be Q and Kᵀ
-WHOLE = "_vitreous_whole"  # on some rows of Q or A: all rows, their mask, and which rows these are (narrowed_block.py)
+TAG = "_vitreous_softmax"  # attribute of a tensor: it is a softmax ("soft"), or made from one and changed ("mixed")
+FACTORS = "_vitreous_factors"  # attribute of a product: its two factors, which may be Q and Kᵀ
+WHOLE = "_vitreous_whole"  # attribute of some rows of Q or A: all rows, their mask, the row indices (narrowed_block.py)
 WATCHED = SDPA | SOFTMAX | MATMUL | {F.multi_head_attention_forward, F.linear, F.conv2d, torch.einsum}
 
 
 class Enough(BaseException):
-    """Raised inside a model once everything asked for has been seen (no `except Exception` of a model catches it)."""
+    """Raised inside a model once everything needed is recorded (`except Exception` does not catch it)."""
 
 
 @runtime_checkable
 class Forms(Protocol):
-    """Computes the output of an attention in place of the model's own kernel."""
+    """Computes the output of an attention in place of the model's kernel."""
 
     def takes(self, query: Tensor, key: Tensor) -> bool: ...
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor: ...
 
 
 class Formed:
-    """A function of an attention that gives its output."""
+    """A function from an attention to its output."""
 
     def __init__(self, make: Callable[[Attention], Tensor]) -> None:
         self.make = make
@@ -69,10 +69,11 @@ class Formed:
 
 
 class Capture(TorchFunctionMode):
-    """Record every attention of a run over `images` images in `calls`, in the order of the run.
+    """Record every attention of a forward pass over `images` images in `calls`, in execution order.
 
-    `names`: of the network's modules, by identity. `since`: earlier attentions are not kept. `most`: the run ends
-    there, by `Enough`. `forms` computes the output of every attention that it takes, except the one that ends the run.
+    `names`: the network's module names by identity. `since`: the first attention to keep. `most`: the number of
+    attentions after which `Enough` ends the forward pass. `forms` computes the output of every attention that it
+    accepts, except the one that ends the forward pass.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class Capture(TorchFunctionMode):
         self.calls: list[Attention] = []
         self.seen = 0  # attentions so far, kept or not
         self.last: Attention | None = None
-        self.recording = True  # off until gradients begin, where they begin at a layer
-        self.linear: tuple[Tensor, Tensor] | None = None  # input and output of the last linear layer: the classifier?
-        self._following = False  # is there a softmax, or a product that may become one?
+        self.recording = True  # off until gradients begin, if they begin at a layer
+        self.linear: tuple[Tensor, Tensor] | None = None  # input and output of the last linear layer (the classifier?)
+        self._following = False  # whether there is a softmax, or a product that may become one
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -171,7 +172,7 @@ class Capture(TorchFunctionMode):
         assert self.last is not None
         return self.last.weights
 
-    # ------------------------------------------------------------------------------------ attention from its parts
+    # --------------------------------------------------------------------------------------- unfused attention
 
     def see_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         if kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
@@ -181,7 +182,7 @@ class Capture(TorchFunctionMode):
                 setattr(out, FACTORS, getattr(args[0], FACTORS))
 
     def see_product(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        """A softmax that is multiplied by values is an attention; any other product may be Q·Kᵀ."""
+        """A product: of a softmax and values it is an attention; any other may be Q·Kᵀ."""
         if func is torch.einsum:
             a, v, fold_a, fold_v, fold = einsum_axes(args)
         else:
@@ -200,7 +201,7 @@ class Capture(TorchFunctionMode):
             self.keep(call)
 
     def see_change(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        """Follow scores to their softmax, and a softmax through what leaves it as it is; mark what changes it."""
+        """Follow scores to their softmax, and a softmax through functions that preserve it; mark changed ones."""
         if func in SOFTMAX or func in MATMUL or func is torch.einsum:
             return
         for source in args:
@@ -210,10 +211,10 @@ class Capture(TorchFunctionMode):
                 if hasattr(source, TAG):
                     setattr(out, TAG, getattr(source, TAG) if func in KEEPS else "mixed")
 
-    # ---------------------------------------------------------------------------------------------- what was seen
+    # ------------------------------------------------------------------------------------------ what was recorded
 
     def keep(self, call: Attention) -> None:
-        """An attention was computed."""
+        """Record an attention that was computed."""
         self.last = call
         self.seen += 1
         if self.recording and self.seen > self.since:
@@ -223,11 +224,11 @@ class Capture(TorchFunctionMode):
             raise Enough
 
     def mix(self, module: str, heads: int, width: int) -> None:
-        """A module changed its softmax before it met the values; the layout run refuses such models."""
+        """Note a module that changes its softmax before the product with V; the layout run rejects such models."""
 
 
 def caller(names: Mapping[int, str]) -> str:
-    """The name of the innermost module on the call stack (the stack is the thread's own)."""
+    """The name of the innermost module on the call stack of the current thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         for key in ("self", "module"):
@@ -239,7 +240,7 @@ def caller(names: Mapping[int, str]) -> str:
 
 
 def names_of(net: nn.Module) -> dict[int, str]:
-    """A module's name by its identity."""
+    """The name of a module by its identity."""
     return {id(module): name for name, module in net.named_modules()}
 
 
@@ -252,7 +253,7 @@ def linear_parts(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> t
 
 
 def folding(ndim: int, images: int) -> Callable[[Tensor], Tensor]:
-    """From [B·H n d] (or windows [B W H n d]) to [B H n d]."""
+    """Reshape [B·H n d] (or windows [B W H n d]) to [B H n d]."""
     if ndim == 3:
         return lambda t: t.reshape(images if t.shape[0] % images == 0 else t.shape[0], -1, *t.shape[1:])
     if ndim > 4:
@@ -261,7 +262,7 @@ def folding(ndim: int, images: int) -> Callable[[Tensor], Tensor]:
 
 
 def einsum_axes(args: tuple[Any, ...]) -> Any:
-    """a, v, and how to bring a, v and the result to [B H N M], [B H M d] and [B H N d] (None: it cannot be done)."""
+    """a, v, and how to reshape a, v and the result to [B H N M], [B H M d] and [B H N d] (None if impossible)."""
     equation, operands = args[0], args[1:]
     failed = (None, None, None, None, None)
     if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
@@ -288,7 +289,7 @@ def einsum_axes(args: tuple[Any, ...]) -> Any:
 
 
 def additive(mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
-    """sdpa's mask as numbers to add to the scores."""
+    """The mask of sdpa as a bias of the scores."""
     if is_causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     if mask is not None and mask.dtype == torch.bool:
@@ -297,9 +298,9 @@ def additive(mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tens
 
 
 def cuts_patches(images: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any) -> bool:
-    """Is this a convolution on a GPU whose windows are patches that do not overlap?
+    """Whether this is a convolution on a GPU over patches that do not overlap.
 
-    As a linear layer it is ten times as fast there, and exact: torch's float32 convolutions keep ten bits.
+    As a linear layer it is ten times as fast there, and exact: torch's float32 convolutions keep only ten bits.
     """
     sides = tuple(weight.shape[-2:])
     fits = images.ndim == 4 and all(size % side == 0 for size, side in zip(images.shape[-2:], sides))

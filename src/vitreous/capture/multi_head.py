@@ -1,4 +1,4 @@
-"""F.multi_head_attention_forward (nn.MultiheadAttention), run so that its attention can be watched."""
+"""Run F.multi_head_attention_forward (nn.MultiheadAttention) so that its attention can be recorded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def unpacked(
     attend: Callable[..., Tensor],
     weights: Callable[[], Tensor],
 ) -> tuple[Tensor, Tensor | None]:
-    """torch's own function, run over globals in which `attend` computes its attention.
+    """torch's own function, run with globals in which `attend` computes its attention.
 
-    `weights` gives A of that attention afterwards, for a model that asks for it (torch would form it without sdpa).
+    `weights` returns A afterwards, for models that request it (for them torch itself would not use sdpa).
     """
     given = SIGNATURE.bind(*args, **kwargs)
     given.apply_defaults()

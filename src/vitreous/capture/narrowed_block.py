@@ -1,11 +1,11 @@
-"""A block that computes only the tokens that are read of it.
+"""Compute the last block only for the tokens that are used after it.
 
 A CLS logit needs one query of the last attention and one row of its MLP. So the block runs twice: over all tokens up to
-its attention, which gives keys and values, and then over the tokens that are read, whose queries meet those keys.
+its attention, which gives keys and values, and then over the tokens that are used, whose queries attend to those keys.
 
-Where queries, keys and values are linear layers of the same tokens x, keys and values need not be formed (`Fold`):
+If queries, keys and values are linear layers of the same tokens x, keys and values need not be formed (`Fold`):
 
-    q·(W_k·x_n + b_k) = (W_kᵀ·q)·x_n + a number that softmax takes away
+    q·(W_k·x_n + b_k) = (W_kᵀ·q)·x_n + a constant that softmax cancels
     Σ_n a_n·(W_v·x_n + b_v) = W_v·(Σ_n a_n·x_n) + b_v
 """
 
@@ -29,7 +29,7 @@ from vitreous.errors import Unsupported
 from vitreous.types import Heads, Tokens, Weights
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias
-Show = Callable[[list[int], Tensor, Tensor], None]  # takes the tokens that are read, their A and ∂y/∂A
+Show = Callable[[list[int], Tensor, Tensor], None]  # receives the tokens that are used, their A and ∂y/∂A
 
 
 class Reached(BaseException):
@@ -42,19 +42,19 @@ class Fold:
 
     calls: tuple[int, ...]
     rows: tuple[int, ...]
-    axis: int = 0  # of the images, in what these layers read
+    axis: int = 0  # the axis of the images in the input of these layers
 
     def parts(self, linears: list[Linear], width: int) -> list[Linear]:
-        """The weights and biases of q, k and v; `width`: of all heads."""
+        """The weights and biases of q, k and v; `width`: of all heads together."""
         found = [(linears[call], slice(row, row + width)) for call, row in zip(self.calls, self.rows)]
         return [(weight[part], None if bias is None else bias[part]) for (weight, bias), part in found]
 
 
 class NarrowedBlock(TorchFunctionMode):
-    """A context in which the last block computes what is read of it; the other rows that leave it are zero.
+    """A context in which the last block computes only the tokens that are used; all other rows of its output are zero.
 
-    `read`: the tokens that are read, of `tokens` in all, of which the patches begin behind `prefix`. With `fold`, keys
-    and values are never formed, and `show` gets A and ∂y/∂A in a backward pass.
+    `read`: the tokens that are used, out of `tokens`; the patches start after `prefix` tokens. With `fold`, keys and
+    values are never formed, and `show` receives A and ∂y/∂A in the backward pass.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class NarrowedBlock(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.block, self.read, self.tokens, self.axis, self.fold, self.show = block, read, tokens, axis, fold, show
-        self.linears: list[Linear] = []  # of the block, up to its attention
-        self.x: Tokens | None = None  # what they read
+        self.linears: list[Linear] = []  # linear layers of the block before its attention
+        self.x: Tokens | None = None  # their input
         inside = [token - prefix for token in read if prefix <= token < prefix + patches]
         self.rows = {patches: inside, tokens: read}
-        self.whole: tuple[Any, ...] | None = None  # what all tokens brought to the attention
-        self.state = "before"  # … then "whole", "read", "after"
+        self.whole: tuple[Any, ...] | None = None  # the attention's inputs from all tokens
+        self.state = "before"  # then "whole", "read", "after"
         self._hooks = ExitStack()
 
     def __enter__(self) -> NarrowedBlock:
@@ -108,7 +108,7 @@ class NarrowedBlock(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def enter(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
-        """All tokens up to the attention, then go on with those that are read."""
+        """Run all tokens up to the attention, then continue with those that are used."""
         self.state = "whole"
         try:
             block.forward(*args, **kwargs)
@@ -118,7 +118,7 @@ class NarrowedBlock(TorchFunctionMode):
         raise Unsupported("the last block shows no attention")
 
     def narrow(self, value: Any) -> Any:
-        """What belongs to the tokens that are read: of the tokens themselves, rotations, masks."""
+        """The rows of the tokens that are used: of the tokens themselves, rotary embeddings or masks."""
         if isinstance(value, tuple | list):
             return type(value)(self.narrow(one) for one in value)
         if not isinstance(value, Tensor) or value.ndim < 2:
@@ -129,11 +129,11 @@ class NarrowedBlock(TorchFunctionMode):
         return value if rows is None else value[..., run_of(rows), :]
 
     def place(self, tokens: list[int]) -> Any:
-        """Where these tokens are in the model's own axes."""
+        """The index of these tokens in the model's own axes."""
         return (slice(None), run_of(tokens)) if self.axis == 0 else run_of(tokens)
 
     def leave(self, block: nn.Module, args: Any, out: Any) -> Any:
-        """Rows of nothing for the tokens that nobody reads."""
+        """Fill in zeros for the tokens that are not used."""
         self.state = "after"
         part = out[0] if isinstance(out, tuple) else out
         shape = list(part.shape)
@@ -143,7 +143,7 @@ class NarrowedBlock(TorchFunctionMode):
         return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
     def attention(self, *brought: Any) -> tuple[Any, ...]:
-        """What all tokens brought to the attention; in the first of the two runs it ends here."""
+        """The attention's inputs from all tokens; the first of the two runs ends here."""
         if self.state == "whole":
             self.whole = brought
             raise Reached
@@ -153,7 +153,7 @@ class NarrowedBlock(TorchFunctionMode):
     def attend(
         self, query: Heads, key: Heads, value: Heads, attn_mask: Any = None, *rest: Any, **options: Any
     ) -> Heads:
-        """The queries that are read meet the keys of all tokens."""
+        """Attention of the used queries to the keys of all tokens."""
         if self.fold is not None and self.state == "read":
             width, scale = query.shape[-1], options.get("scale", rest[2] if len(rest) > 2 else None)
             return self.folded(query.shape[1], width, width**-0.5 if scale is None else scale)
@@ -163,14 +163,14 @@ class NarrowedBlock(TorchFunctionMode):
         return F.scaled_dot_product_attention(asking, key, value, rows_of(mask, self.read), *rest, **options)
 
     def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """F.multi_head_attention_forward, in the same way."""
+        """The same for F.multi_head_attention_forward."""
         if self.fold is not None and self.state == "whole":
             given = SIGNATURE.bind(*args, **kwargs).arguments
             self.linear(given["query"], given["in_proj_weight"], given["in_proj_bias"])
         return unpacked(func, args, kwargs, self.attend, no_weights)
 
     def product(self, func: Any, a: Weights, v: Heads) -> Heads:
-        """A softmax that is about to meet its values: the rows that are read, and all values."""
+        """The same for a product of a softmax and values: the used rows, and all values."""
         a, v = self.attention(a, v)
         part = a[..., run_of(self.read), :]
         setattr(part, TAG, "soft")
@@ -178,7 +178,7 @@ class NarrowedBlock(TorchFunctionMode):
         return func(part, v)  # type: ignore[no-any-return]
 
     def linear(self, x: Tokens, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear layer before the attention of all tokens: noted, not computed."""
+        """A linear layer before the attention: noted instead of computed for all tokens."""
         assert self.fold is not None
         self.x = x
         self.linears.append((weight, bias))
@@ -187,7 +187,7 @@ class NarrowedBlock(TorchFunctionMode):
         return x.new_empty(*x.shape[:-1], len(weight))
 
     def folded(self, heads: int, width: int, scale: float) -> Heads:
-        """O of the tokens that are read, [B H n d]; a backward pass shows A and ∂y/∂A."""
+        """O of the tokens that are used, [B H n d]; the backward pass calls `show` with A and ∂y/∂A."""
         assert self.fold is not None and self.x is not None
         x = self.x.movedim(self.fold.axis, 0)  # [B N D]
         (wq, bq), (wk, _), (wv, bv) = self.fold.parts(self.linears, heads * width)
@@ -221,7 +221,7 @@ def weights_grad(grad: Heads, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that leaves runs of the same network in other threads as they are."""
+    """A hook that does not affect runs of the same network in other threads."""
     mine = threading.get_ident()
 
     def called(*args: Any) -> Any:
@@ -231,7 +231,7 @@ def own_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entering(block: nn.Module, change: Callable[[Tensor], Tensor]) -> ExitStack:
-    """A context in which a block reads other tokens than it is given."""
+    """A context in which a block receives other tokens than its caller passes."""
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if args:

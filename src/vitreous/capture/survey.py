@@ -1,9 +1,9 @@
-"""What the layout run measures besides attention, each by a mode of its own.
+"""The measurements of the layout run besides attention, each by a separate mode.
 
 Entries        the tokens that enter each layer
 Projections    the linear layers that make queries, keys and values
-Patches        what cut the image into patches
-MemoryUse      the bytes of everything that is computed
+Patches        the layer that cuts the image into patches
+MemoryUse      the bytes of all intermediate results
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Met(NamedTuple):
 
 
 class Entries(TorchFunctionMode):
-    """Note every norm and linear call; `before` tells what entered the attention that was just seen."""
+    """Record every norm and linear call; `before` returns what entered the attention that was just recorded."""
 
     def __init__(self, images: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Entries(TorchFunctionMode):
         return tokens
 
     def before(self, heads: int, width: int) -> Met | None:
-        """What enters an attention: the last normalised tokens (not its queries or keys), else what was projected."""
+        """The input of an attention: the last normalised tokens (not queries or keys), else the projected tokens."""
         recent, self._recent = self._recent, []
         for kind in ("norm", "linear"):
             for met in reversed(recent):
@@ -67,7 +67,7 @@ class Entries(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """A linear layer that was run."""
+    """A call of a linear layer."""
 
     module: str
     x: Tensor
@@ -75,7 +75,7 @@ class Applied:
 
 
 class Projections(TorchFunctionMode):
-    """Note the linear layers that are run before each fused attention."""
+    """Record the linear layers before each fused attention."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Projections(TorchFunctionMode):
 
 
 def find(brought: Tensor, linears: list[Applied]) -> tuple[int, int, int] | None:
-    """The linear layer, and the row in it, whose outputs these are, head by head; and the axis of the images."""
+    """The linear layer and the row in it that produced these, head by head, and the axis of the images."""
     if brought.ndim != 4:
         return None
     expected = brought.transpose(1, 2).flatten(2)  # [B N H·d]
@@ -125,13 +125,13 @@ def find(brought: Tensor, linears: list[Applied]) -> tuple[int, int, int] | None
 
 
 class Patches(TorchFunctionMode):
-    """Note what may have cut the patches: convolutions, and linear layers over rows of pixels."""
+    """Record what may have cut the patches: convolutions, and linear layers over rows of pixels."""
 
     def __init__(self, seen: Capture) -> None:
         super().__init__()
         self.seen = seen
         self.grids: list[tuple[int, int]] = []  # output sizes of convolutions
-        self.rows: list[tuple[int, int]] = []  # (tokens, width) of what linear layers read
+        self.rows: list[tuple[int, int]] = []  # (tokens, width) of the inputs of linear layers
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -146,7 +146,7 @@ class Patches(TorchFunctionMode):
 
 
 class MemoryUse(TorchFunctionMode):
-    """Count the bytes of everything that is computed."""
+    """Count the bytes of all intermediate results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class MemoryUse(TorchFunctionMode):
 
 
 class Survey(ExitStack):
-    """A context in which one run over `images` images is measured for its layout."""
+    """A context that takes the measurements of the layout run over `images` images."""
 
     def __init__(self, names: Mapping[int, str], images: int) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Survey(ExitStack):
         self.projections = Projections(names)
         self.mixed: list[str] = []  # modules that change A between softmax and A·V
         self.entries: list[Met | None] = []  # of each attention
-        self.ways: list[Met | None] = []  # of each attention and of each that is changed on the way
+        self.ways: list[Met | None] = []  # of each attention, and of each whose softmax is changed
 
     def __enter__(self) -> Survey:
         super().__enter__()
@@ -194,7 +194,7 @@ class Survey(ExitStack):
 
 
 class Surveyed(Capture):
-    """A capture that tells the survey what it sees."""
+    """A capture that reports what it records to the survey."""
 
     def __init__(self, survey: Survey, names: Mapping[int, str], images: int) -> None:
         super().__init__(names, images)
@@ -204,7 +204,7 @@ class Surveyed(Capture):
         super().keep(call)
         self.survey.memory.made += (
             4 * call.node.nbytes
-        )  # with Q, K and V, which nn.MultiheadAttention makes out of sight
+        )  # with Q, K and V, which nn.MultiheadAttention computes internally
         met = self.survey.entered.before(call.shape[1], call.v.shape[-1])
         self.survey.entries.append(met)
         self.survey.ways.append(met)

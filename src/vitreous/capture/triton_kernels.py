@@ -1,12 +1,12 @@
-"""Sums over attention that never write it to memory: Triton kernels for CUDA.
+"""Triton kernels for CUDA that compute sums over attention without writing it to memory.
 
     norms      log Σ_j exp(s·qᵢ·kⱼ)                  one number for each row of A
-    read       Σᵢ wᵢ·Aᵢⱼ                             of every head
-    gained     Σᵢ wᵢ·(Aᵢⱼ · ∂y/∂Aᵢⱼ)⁺                of every head
+    read       Σᵢ wᵢ·Aᵢⱼ                             for every head
+    gained     Σᵢ wᵢ·(Aᵢⱼ · ∂y/∂Aᵢⱼ)⁺                for every head
     mean sums  of (mean_h A ⊙ ∂y/∂A)⁺, over rows and, weighted, over columns
 
-Tiles of A are formed from Q and K where they are summed, in float32; no sum depends on the order in which tiles finish,
-so results are the same in every run and every batch. Gradients and weights may have the rows of several targets, one
+Tiles of A are formed from Q and K in float32 and summed at once. No sum depends on the order in which tiles finish, so
+results are deterministic and independent of the batch. Gradients and weights may hold the rows of several targets, one
 target after the other, for the same images.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitreous.types import HeadRows, Row
 
-SIDE = 64  # of a tile
+SIDE = 64  # side of a tile
 
 
 @triton.jit
@@ -160,7 +160,7 @@ class Fused:
         return self.q, self.k, self.v, self.grad
 
     def launch(self, kernel: Any, given: tuple[Tensor, ...], made: Any, size: tuple[int, int], **flags: bool) -> None:
-        """One program for each SIDE of the last axis, and each of the first."""
+        """The launch grid: one program per tile along the last axis, and per entry of the first."""
         made = made if isinstance(made, tuple) else (made,)
         strides = [step for tensor in given for step in tensor.stride()]
         numbers = (self.scale, self.b, self.h, self.n, self.m, self.width, *strides)

@@ -115,7 +115,7 @@ def is_result(file: Path, out: Path) -> bool:
 def unique_names(files: list[Path], out: Path, ending: str = "") -> dict[Path, str]:
     """The name of each image's results: its stem, with as much of its path as makes it unique.
 
-    Nothing that is not an earlier result is overwritten, least of all a picture. `ending`: what follows the names.
+    Only earlier results are overwritten, never an image or another file. `ending`: the suffix added to each name.
     """
     names: dict[Path, str] = {}
     levels = [Counter(map(str.lower, level)) for level in zip_longest(*map(spellings, files), fillvalue="")]

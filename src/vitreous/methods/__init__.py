@@ -1,6 +1,6 @@
-"""Every method by its name, with options: `vitreous.methods.gae(start_layer=2)` is taken wherever a method's name is.
+"""Configure methods by name: `vitreous.methods.gae(start_layer=2)` is accepted wherever a method's name is.
 
-The options are checked at once; the result is a `ConfiguredMethod`. Methods of other packages are here too.
+The options are validated at once; the result is a `ConfiguredMethod`. Methods of other packages are included.
 
 One method is one file, in the folder of its family. Editors and type checkers read the names and their options in
 `__init__.pyi`, which `make stub` writes from the declarations.

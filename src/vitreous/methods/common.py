@@ -1,4 +1,4 @@
-"""What several methods share: which layers are read, how attention heads become one, what is discarded, a path."""
+"""Shared by several methods: layer checks, fusing attention heads, discarding, quadrature points."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vitreous.trace.trace import Trace
 
 
 def check_start(trace: Trace, start_layer: int) -> None:
-    """Is there such a layer?"""
+    """Raise if there is no such layer."""
     last = trace.layout.layers - 1
     if start_layer > last >= 0:
         raise OptionError(f"start_layer={start_layer} is out of range: {trace.model.name} has layers 0 to {last}")
 
 
 def fuse_heads(values: Tensor, heads: str | int) -> Tensor:
-    """[B H …] to [B …]: the mean, the largest, the smallest, or one head."""
+    """Reduce [B H …] to [B …]: the mean, maximum or minimum over heads, or one head."""
     if heads == "mean":
         return values.mean(1)
     if heads == "max":
@@ -37,17 +37,17 @@ def fuse_heads(values: Tensor, heads: str | int) -> Tensor:
 
 
 def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
-    """Ā: all rows of a layer, heads fused."""
+    """Ā: all rows of a layer with the heads fused."""
     return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
 
 
 def keeps_all(options: Mapping[str, Any]) -> bool:
-    """Does it set no attention to zero?"""
+    """Whether no attention is discarded."""
     return bool(options["discard"] == 0)
 
 
 def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Float[Tensor, "B N M"]:
-    """Zero the smallest share of each image's entries, but never a read-out token's attention to itself."""
+    """Set the smallest share of each image's entries to zero, except the attention of read-out tokens to themselves."""
     drop = int(a[0].numel() * discard)
     if drop == 0:
         return a
@@ -59,6 +59,6 @@ def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Fl
 
 
 def path(steps: int) -> tuple[list[float], list[float]]:
-    """Points and weights of Gauss–Legendre on 0…1; the weights sum to one."""
+    """Points and weights of Gauss–Legendre quadrature on [0, 1]; the weights sum to one."""
     points, weights = np.polynomial.legendre.leggauss(steps)
     return ((points + 1) / 2).tolist(), (weights / 2).tolist()

@@ -100,7 +100,8 @@ class Model:
         """The geometry at this (height, width), measured once; a layout given by hand is believed."""
         if size not in self._layouts:
             self._layouts[size], reference = find_layout(self, size, self._given_layout)
-            self.facts.note(("layout run", size), reference)
+            if reference is not None:
+                self.facts.note(("layout run", size), reference)
         return self._layouts[size]
 
     @property

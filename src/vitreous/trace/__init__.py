@@ -1,1 +1,1 @@
-"""A model and a batch of images: what is recorded of their runs, and what is asked of the output."""
+"""Recorded forward passes of a model on a batch of images, and the targets that are explained."""

@@ -1,4 +1,4 @@
-"""One method on one trace: whether it can work, what is asked of it, and its maps."""
+"""Apply one method to one trace: check that it is supported, choose the target and compute the maps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Output
 
-BATCH = {"cpu": 16, "cuda": 256}  # images at a time, where memory allows
+BATCH = {"cpu": 16, "cuda": 256}  # images per batch, if memory allows
 
 
 def find_method(method: str | ConfiguredMethod, options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
-    """A method, given by its name or with options of its own, and the values of all its options."""
+    """The method for a name or a configured method, and the values of all its options."""
     if isinstance(method, ConfiguredMethod):
         if options:
             raise OptionError(f"{method!r} has its own options; give {', '.join(options)} there, or the method's name")
@@ -49,7 +49,7 @@ def as_model(model: Model | nn.Module | str | None) -> Model:
 
 
 def of_model(trace: Trace, model: Model | nn.Module | str | None) -> Trace:
-    """The trace; raise if the model that is named beside it is another than its own."""
+    """Return the trace; raise if `model` is given and is not the model of the trace."""
     if model is None:
         return trace
     if isinstance(model, str):
@@ -61,18 +61,18 @@ def of_model(trace: Trace, model: Model | nn.Module | str | None) -> Trace:
         return trace
     raise ModelError(
         f"this trace is of {trace.model.name}, not of {name}: give the model that it was made with, "
-        f"or make one of {name}: Trace(model, images)"
+        f"or make a trace of {name}: Trace(model, images)"
     )
 
 
 def is_called(model: Model, spec: str) -> bool:
-    """May this be what `load(spec)` gave?"""
+    """Whether the model may be the result of `load(spec)`."""
     own = spec.partition("/")[2]
     return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
 def as_images(images: Any) -> Any:
-    """A tensor [B 3 H W], or a list of pictures."""
+    """A tensor [B 3 Y X], or a list of images."""
     listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images)
     if len(listed) == 0:
         raise InputError("there are no images to explain")
@@ -82,38 +82,38 @@ def as_images(images: Any) -> Any:
     if not any(ready):
         return listed
     if not all(ready) or len({image.shape for image in listed}) > 1:
-        raise InputError("float tensors are taken as preprocessed: give only such, all of one size")
+        raise InputError("float tensors count as preprocessed; give only float tensors, all of one size")
     return torch.stack(list(listed))
 
 
 def images_at_once(model: Model, images: Any = None) -> int:
-    """How many images to explain in one batch."""
+    """The number of images to explain in one batch."""
     size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     return batch_size(model.layout_at(size).footprint[1], model.device, most)
 
 
 def each_of(target: Any) -> Any:
-    """Targets for each image as a list, however they were written."""
+    """Normalise targets that are given per image to a list."""
     if isinstance(target, str) and len(parse_list(target)) > 1:
         return parse_list(target)
     return target.tolist() if isinstance(target, np.ndarray | Tensor) else target
 
 
 def per_image(target: Any) -> bool:
-    """Is this a list with a target for each image?"""
+    """Whether this is a list with one target per image."""
     return isinstance(target, list | tuple)
 
 
 def refuse(trace: Trace, declared: Method) -> None:
-    """Say why this method cannot work on this model, and which can."""
+    """Raise if the method does not support the model; the message names methods that do."""
     said = why_not(trace.layout, trace.model.name, declared)
     if said is not None:
         raise Unsupported(said)
 
 
 def why_not(layout: Layout, name: str, declared: Method) -> str | None:
-    """Why a method cannot work on a model, in a sentence; None: it can."""
+    """A sentence on why a method does not support a model; None if it does."""
     obstacle, entries = layout.obstacle, layout.entries
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
         return None
@@ -124,7 +124,7 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
-    """The target as given, or each image's best class; never a class of a model that has none."""
+    """The given target, or the best class of each image by default; raise if the model has no classes."""
     chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
@@ -134,7 +134,7 @@ def choose(trace: Trace, target: Any, declared: Method) -> Target:
 def computed(
     trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
 ) -> tuple[list[Noted], Output | None]:
-    """The map for each target, and where they were replayed the output that goes with them."""
+    """The map for each target, and the matching output if a CUDA graph was replayed."""
     several = len(targets) > 1 and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:

@@ -1,10 +1,10 @@
-"""Several targets at once: one run, and one way back for all of them.
+"""Several targets at once: one forward pass and one backward pass for all of them.
 
-    gₖ = ∂yₖ/∂(output, embedding)     where the way back of target k begins: found from the output alone
-    vmap over g of the method itself  every gradient that it asks for is a product of all gₖ with one Jacobian
+    gₖ = ∂yₖ/∂(output, embedding)     where the backward pass of target k begins; needs the output only
+    vmap of the method over g         every gradient that it computes is a product of all gₖ with one Jacobian
 
-The run is made before, outside of `torch.vmap`: the method is started once with a target that stops it where it asks
-for its score.
+The forward pass is run beforehand, outside `torch.vmap`: the method is started once with a target that stops it when it
+asks for the score.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Output, Scores
 
-ROWS = {"cpu": 6, "cuda": 256}  # images times targets at a time: with more, a CPU's caches overflow
-LOOPS = "There is a performance drop because we have not yet implemented the batching rule"  # attention's own kernels
+ROWS = {"cpu": 6, "cuda": 256}  # images × targets per batch; more would overflow a CPU's caches
+LOOPS = "There is a performance drop because we have not yet implemented the batching rule"  # fused attention
 
 Run = Callable[[Target], Any]  # a method on one trace
 
 
 class Reached(BaseException):
-    """A method has made its run and asks for the score."""
+    """Raised when a method has finished its forward pass and asks for the score."""
 
     def __init__(self, output: Output, embedding: Tensor) -> None:
         self.ends = output, embedding
 
 
 class Stop(Target):
-    """A target that is never asked about."""
+    """A target that stops the method when it asks for the score."""
 
     def __call__(self, output: Output, embedding: Tensor) -> NoReturn:
         raise Reached(output, embedding)
@@ -45,7 +45,7 @@ class Stop(Target):
 
 @dataclass(frozen=True, eq=False)
 class Along(Target):
-    """A score of which only the gradient has a meaning: it is what is given."""
+    """A score with a prescribed gradient; its value has no meaning."""
 
     starts: tuple[Tensor, ...]  # ∂y/∂output, ∂y/∂embedding
 
@@ -54,7 +54,7 @@ class Along(Target):
 
 
 def begun(end: Tensor, start: Tensor) -> Scores:
-    """A number for each image, with a gradient of `start`."""
+    """One number per image whose gradient is `start`."""
     copy = end.clone()
     if copy.requires_grad:
         copy.register_hook(lambda _: start)  # type: ignore[no-untyped-call]
@@ -62,20 +62,20 @@ def begun(end: Tensor, start: Tensor) -> Scores:
 
 
 def beginning(target: Target, output: Output, embedding: Tensor) -> tuple[Tensor, ...]:
-    """∂y/∂output and ∂y/∂embedding, each as if the other did not depend on it."""
+    """∂y/∂output and ∂y/∂embedding, each with the other held constant."""
     ends = [end.detach().requires_grad_() for end in (output, embedding)]
     with torch.enable_grad():
         return gradients(target(*ends), ends)
 
 
 def targets_at_once(trace: Trace) -> int:
-    """How many targets to take back together."""
+    """The number of targets that share one backward pass."""
     device = trace.images.device
     return max(1, batch_size(trace.layout.footprint[1], device, ROWS.get(device.type, ROWS["cpu"])) // len(trace))
 
 
 def maps_of(run: Run, targets: Sequence[Target], size: int) -> list[Any]:
-    """A method's result for each target, about `size` of them at a time."""
+    """The result of a method for each target, computed for about `size` targets at a time."""
     if min(size, len(targets)) == 1:
         return one_by_one(run, targets)
     try:
@@ -96,7 +96,7 @@ def maps_of(run: Run, targets: Sequence[Target], size: int) -> list[Any]:
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
-        return one_by_one(run, targets)  # the model computes something that cannot be taken back for many at once
+        return one_by_one(run, targets)  # the model calls a function that vmap cannot differentiate
 
 
 def one_by_one(run: Run, targets: Sequence[Target]) -> list[Any]:

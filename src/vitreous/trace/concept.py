@@ -1,4 +1,4 @@
-"""Targets in a model's embedding: a concept is a direction made from a few example images, a text its own vector."""
+"""Targets in the embedding space of a model: a concept is the mean of example images, a text its own embedding."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BATCH = 16
 
 @dataclass(frozen=True, eq=False)
 class Concept(Target):
-    """How similar the embedding z before the classifier is to c: z·c, cos(z, c) or −‖z − c‖."""
+    """The similarity of the embedding z before the classifier to a vector c: z·c, cos(z, c) or −‖z − c‖."""
 
     vector: Any  # [D]: a tensor, an array or a list
     similarity: str = "dot"
     name: str = "concept"
-    model: str | None = None  # the fingerprint of the model it was built on; None: any of the right width
+    model: str | None = None  # fingerprint of the model it was built on; None: any model of the right width
     examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Concept(Target):
         return replace(self, model=None)
 
     def check(self, model: Model, outputs: int | None = None) -> None:
-        """Raise unless this is the model it was built on."""
+        """Raise unless the concept was built on this model."""
         if self.model is not None and self.model != fingerprint(model):
             raise TargetError(
                 f"concept {self.name!r} was built on another model than {model.name}; build it again on this one"
@@ -78,18 +78,18 @@ class Concept(Target):
 
     @classmethod
     def from_images(cls, model: Model, images: Any, similarity: str = "dot", *, name: str = "concept") -> Concept:
-        """The mean embedding of example pictures: a folder, or a list of anything that `explain` takes."""
+        """Build a concept as the mean embedding of examples: a folder, or a list of images as `explain` takes them."""
         if isinstance(images, str | Path):
             images = pictures.find(images)
         listed = images if isinstance(images, Tensor) else pictures.as_list(images)
         if len(listed) == 0:
-            raise InputError("a concept needs at least one example picture")
+            raise InputError("a concept needs at least one example image")
         vectors = torch.cat(list(embeddings(model, listed)))
         named = tuple(Path(i).name if isinstance(i, str | Path) else f"image {k}" for k, i in enumerate(listed))
         return cls(vectors.mean(0).float().cpu(), similarity, name, fingerprint(model), named)
 
     def save(self, path: str | Path) -> Path:
-        """A small .safetensors file with the vector, the similarity, the model's identity and the examples' names."""
+        """Save the vector, the similarity, the model's fingerprint and the examples' names as .safetensors."""
         from safetensors.torch import save
 
         told = {"name": self.name, "similarity": self.similarity, "model": self.model or ""}
@@ -107,17 +107,17 @@ class Concept(Target):
             examples = tuple(json.loads(told["examples"]))
             return cls(vector, told["similarity"], told["name"], told["model"] or None, examples)
         except Exception as error:
-            raise TargetError(f"{path}: is not a concept file ({one_line(error, 100)})") from None
+            raise TargetError(f"{path} is not a concept file ({one_line(error, 100)})") from None
 
     @classmethod
     def find(cls, name: str, model: Model) -> Concept:
-        """A concept by file, or by its name in the folder `vitreous-concepts`."""
+        """Load a concept by file, or by its name in the folder `vitreous-concepts`."""
         places = [Path(name), FOLDER / f"{name}.safetensors"]
         file = next((place for place in places if place.is_file()), None)
         if file is None:
             known = [p.stem for p in FOLDER.glob("*.safetensors")]
             hint = nearest(name, known) or "; build it: vitreous concept build NAME IMAGES…"
-            raise TargetError(f"no concept {name!r} here{hint}")
+            raise TargetError(f"there is no concept {name!r} here{hint}")
         found = cls.load(file)
         found.check(model)
         return found
@@ -125,7 +125,7 @@ class Concept(Target):
 
 @dataclass(frozen=True, eq=False)
 class Text(Target):
-    """The cosine between an image and a text, for models that embed both."""
+    """The cosine similarity of an image and a text, for models that embed both."""
 
     prompt: str
     vector: Tensor
@@ -138,7 +138,7 @@ class Text(Target):
 
 
 def embeddings(model: Model, images: Any) -> Iterator[Float[Tensor, "b D"]]:
-    """What the classifier reads of each image, a batch at a time."""
+    """The embeddings that the classifier receives, computed in batches."""
     from vitreous.trace.trace import Trace
 
     size = batch_size(model.layout.footprint[0], model.device, BATCH)

@@ -1,9 +1,9 @@
-"""Repeated shapes on CUDA: what a method does is recorded once as a graph of kernels, and replayed.
+"""CUDA graphs: a method is recorded once per shape as a graph of kernels, and replayed.
 
-A ViT of usual size keeps a GPU busy for less time than Python takes to watch it. Within `with vitreous.replay():` the
-second batch of a shape is recorded and every later one replayed with nothing in between: the same kernels on the same
-numbers. Weights may change in place; a network whose tensors are replaced is recorded anew. The graphs and their memory
-are given back when the context ends.
+For a ViT of usual size, Python takes longer to launch and observe the kernels than the GPU takes to run them. Within
+`with vitreous.replay():` the second batch of a shape is recorded and every later one is replayed without Python in
+between: the same kernels with the same results. Weights may change in place; a network whose tensors are replaced is
+recorded again. The graphs and their memory are released when the context ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _replays: ContextVar[Replays | None] = ContextVar("vitreous_replay", default=Non
 
 @contextmanager
 def replay() -> Iterator[None]:
-    """Within this context, repeated batches of one shape are replayed on CUDA; elsewhere nothing changes."""
+    """Replay repeated batches of one shape as CUDA graphs within this context; has no effect on other devices."""
     token = _replays.set(Replays())
     try:
         yield
@@ -38,7 +38,7 @@ def replay() -> Iterator[None]:
 
 
 class Graph:
-    """One method on one shape, for one or more targets."""
+    """The CUDA graph of one method for one shape and one or more targets."""
 
     def __init__(self, run: Run, images: Images, targets: Targets) -> None:
         self.images = images.clone()
@@ -49,7 +49,7 @@ class Graph:
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            run(self.images, asked)  # libraries choose their kernels and allocate what they need
+            run(self.images, asked)  # warm-up: libraries choose their kernels and allocate memory
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -72,7 +72,7 @@ class Replays:
     """The graphs of a context."""
 
     def __init__(self) -> None:
-        self.graphs: dict[Any, Graph | None] = {}  # None: seen once
+        self.graphs: dict[Any, Graph | None] = {}  # None: the shape was seen once
 
     def __call__(self, key: Any, run: Run, images: Images, targets: Targets) -> Made:
         if key not in self.graphs:
@@ -85,14 +85,14 @@ class Replays:
 
 
 def replays(method: Method, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
-    """The graphs to use for this, where it may be replayed."""
+    """The graphs of the current context, if the method can be replayed."""
     found = _replays.get()
     asked = all(target.replay_key is not None for target in targets)
     return found if asked and images.is_cuda and method.can_replay(values) else None
 
 
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:
-    """What must be the same for a graph to be used: also where the weights are."""
+    """The key of a graph: everything that must be equal for a replay, including the addresses of the weights."""
     kinds = tuple(target.replay_key for target in targets)
     places = tuple([t.data_ptr() for held in holders(model) for t in held.values() if t is not None])
     amp = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
@@ -100,7 +100,7 @@ def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *t
 
 
 def holders(model: Model) -> list[Mapping[str, Tensor | None]]:
-    """Where a network's modules keep their parameters and buffers; found once, since this is asked for every batch."""
+    """The dictionaries that hold a network's parameters and buffers; cached, since every batch needs them."""
 
     def find() -> list[Mapping[str, Tensor | None]]:
         return [held for m in model.module.modules() for held in (m._parameters, m._buffers) if held]

@@ -1,4 +1,4 @@
-"""Targets from what a user writes: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", or one for each image."""
+"""Parse targets: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", or a list with one per image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.trace.text import embed_text
 
 
 def parse(given: Any, model: Model, outputs: int) -> Target:
-    """A target from what a user writes: 282, "tiger cat", "top-1", "dog-cat", a list with one for each image."""
+    """Parse a target: 282, "tiger cat", "top-1", "dog-cat", or a list with one per image."""
     if isinstance(given, bool):
         raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
     if isinstance(given, int):
@@ -42,7 +42,7 @@ def parse(given: Any, model: Model, outputs: int) -> Target:
 
 
 def parse_text(text: str, model: Model, outputs: int) -> Target:
-    """One string: what `str(target)` gives comes back as the same target."""
+    """Parse one string; `str(target)` parses to the same target."""
     if len(listed(text)) > 1:
         return parse(listed(text), model, outputs)
     parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
@@ -60,12 +60,12 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
 
 
 def listed(text: str) -> list[str]:
-    """The targets in "a;b-c;d", one for each image; a text may hold any sign."""
+    """Split "a;b-c;d" into one target per image; a text target may contain any character."""
     return [text] if "text:" in text.lower() else [part.strip() for part in text.split(";")]
 
 
 def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | None:
-    """A number, a rank or a class name (`part`: or a part that only one label holds)."""
+    """Parse a number, a rank or a class name (`part`: also a text that only one label contains)."""
     if not text:
         return None
     if re.fullmatch(r"-?\d+", text):
@@ -81,7 +81,7 @@ def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | N
 
 
 def parse_contrast(text: str, model: Model, outputs: int, part: bool) -> Target | None:
-    """One minus the other, at the first dash with a target on both sides (names hold dashes too)."""
+    """Parse a contrast: split at the first dash with a target on both sides (names may contain dashes too)."""
     for dash in [i for i, c in enumerate(text) if c == "-"]:
         with suppress(TargetError):
             one, other = (parse_plain(t.strip(), model, outputs, part) for t in (text[:dash], text[dash + 1 :]))
@@ -92,7 +92,7 @@ def parse_contrast(text: str, model: Model, outputs: int, part: bool) -> Target 
 
 def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
     if not rest:
-        raise TargetError(f"{kind}: says nothing; write {kind}:{'17' if kind == 'neuron' else 'something'}")
+        raise TargetError(f"{kind}: is empty; write {kind}:{'17' if kind == 'neuron' else 'something'}")
     if kind == "text":
         return Text(rest, embed_text(model, rest))
     if kind == "concept":
@@ -103,7 +103,7 @@ def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
 
 
 def find_class(text: str, model: Model) -> int | None:
-    """The class of this name, else the only one whose label holds the text."""
+    """The class with this name, else the only one whose label contains the text."""
     exact, low = find_exact(text, model.labels), text.lower()
     if exact is not None:
         return exact
@@ -117,7 +117,7 @@ def find_class(text: str, model: Model) -> int | None:
 def unknown_class(text: str, model: Model) -> TargetError:
     if not model.labels:
         return TargetError(
-            f"unknown class {text!r}: {model.name} has no labels; give a class number, or labels to the model"
+            f"unknown class {text!r}: {model.name} has no labels; give a class number, or load the model with labels"
         )
     short = [name.strip() for label in model.labels.values() for name in label.split(",")]
     return TargetError(f"unknown class {text!r}{nearest(text, short)}")

@@ -1,4 +1,4 @@
-"""One run of a model: described by a `Run`, carried out by `perform`, seen as `Finished` or `Stopped`."""
+"""Forward passes of a model: described by a `Run`, executed by `perform`, recorded as `Finished` or `Stopped`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NO_LAYER = 2**30  # a number that no layer has
 
 @dataclass(frozen=True)
 class Narrow:
-    """The last block computes only what is read of it: its attention is then not seen whole.
+    """Compute the last block only for the tokens that are used; its attention is then not recorded in full.
 
-    `fold`: without keys and values. `tokens`: how many there are, where some were cut out.
+    `fold`: do not form keys and values. `tokens`: the number of tokens, if some were cut out.
     """
 
     fold: Fold | None = None
@@ -39,10 +39,10 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Run:
-    """How to run a model. Begin with one of the constructors, and add to it:
+    """Describes a forward pass. Start with one of the constructors and refine it:
 
-    Run.to_output()              to the end, without gradients
-    Run.to_last_attention()      only to the last layer's attention
+    Run.to_output()              to the output, without gradients
+    Run.to_last_attention()      only up to the last layer's attention
     Run.from_pixels()            differentiable from the pixels
     Run.from_layer(3)            differentiable from the tokens that enter layer 3's attention
     Run.watched_backward(f)      differentiable from layer 0; the backward pass shows A and ∂y/∂A to `f`
@@ -50,14 +50,14 @@ class Run:
 
     grad: bool = False
     layer: int | None = None  # where gradients begin
-    edit: Edit = same  # of the tokens that enter that layer's attention
-    ends: bool = False  # at the last layer's attention
+    edit: Edit = same  # applied to the tokens that enter that layer's attention
+    ends: bool = False  # stop at the last layer's attention
     since: int = 0  # the first layer whose attention is kept
-    forms: Forms | None = None  # computes the output of attentions in the kernel's place
+    forms: Forms | None = None  # computes the output of attention calls in place of the kernel
     narrow: Narrow | None = None
-    enter: Edit | None = None  # of the tokens that enter the block of `layer` (or the first block)
-    count: int | None = None  # how many images there are after `enter`
-    extend: Extend | None = None  # rows to add behind the last block
+    enter: Edit | None = None  # applied to the tokens that enter the block of `layer` (or the first block)
+    count: int | None = None  # the number of images after `enter`
+    extend: Extend | None = None  # rows to append after the last block
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @classmethod
@@ -81,29 +81,29 @@ class Run:
         return cls(layer=0, forms=follower)
 
     def narrowed(self, narrow: Narrow | None) -> Run:
-        """The last block computes less, where it may."""
+        """Narrow the last block, if allowed."""
         return replace(self, narrow=narrow)
 
     def unseen(self) -> Run:
-        """No attention is kept."""
+        """Keep no attention."""
         return replace(self, since=NO_LAYER)
 
     def entering(self, change: Edit, count: int | None = None) -> Run:
-        """What enters the block is changed, perhaps to `count` images."""
+        """Change the tokens that enter the block, possibly to `count` images."""
         return replace(self, enter=change, count=count)
 
     def extended(self, extend: Extend) -> Run:
-        """Rows made from what leaves every block are added behind the last; no gradient passes between blocks."""
+        """Append rows made from the outputs of all blocks after the last one; no gradient passes between blocks."""
         return replace(self, extend=extend)
 
     def inside(self, context: Callable[[], AbstractContextManager[Any]]) -> Run:
-        """Within a context of hooks of our own (hooks of others are a reason to run the whole network)."""
+        """Run within a context of our own hooks (foreign hooks require complete forward passes)."""
         return replace(self, within=context)
 
 
 @dataclass(frozen=True, eq=False)
 class Stopped:
-    """A run that ended early: nothing later was asked for."""
+    """A forward pass that ended early, because nothing later was needed."""
 
     images: Images
     layers: tuple[Attention, ...]
@@ -112,22 +112,22 @@ class Stopped:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Finished(Stopped):
-    """A run that reached the output."""
+    """A forward pass that reached the output."""
 
     output: Float[Tensor, "rows C"]
-    embedding: Tensor  # what the classifier read; the output itself where there is none
+    embedding: Tensor  # the input of the classifier; the output itself if there is no classifier
     pool: Attention | None = None
     leaf: Tensor | None = None
 
     @property
     def entry(self) -> Tensor:
-        """T, where gradients begin: the tokens that enter a layer's attention."""
+        """T, the tokens that enter a layer's attention, where gradients begin."""
         assert self.leaf is not None, "this run was not made from a layer"
         return self.leaf
 
 
 def rows_of_run(run: Finished, rows: slice) -> Finished:
-    """What a run said of some of its images, without its layers and its graph."""
+    """The outputs of a forward pass for some of its images, without its layers and graph."""
     output = run.output[rows].detach()
     embedding = output if run.embedding is run.output else run.embedding[rows].detach()
     return Finished(run.images[rows], (), NO_LAYER, output=output, embedding=embedding)
@@ -159,7 +159,7 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
     if output is None:
         return Stopped(images, layers, how.since)
     pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
-    head = seen.linear if model.classifier is not False else None  # a backbone's last layer is no classifier
+    head = seen.linear if model.classifier is not False else None  # the last layer of a backbone is no classifier
     return Finished(
         images,
         layers,
@@ -172,14 +172,14 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
 
 
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
-    """The module that holds a layer."""
+    """The block module of a layer."""
     if len(layout.blocks) != layout.layers:
-        raise Unsupported(f"{model.name} does not hold its layers in modules of their own; this needs them")
+        raise Unsupported(f"{model.name} does not keep each layer in a module of its own, which this method needs")
     return model.module.get_submodule(layout.blocks[layer])
 
 
 def narrowed_block(model: Model, layout: Layout, narrow: Narrow, forms: Forms | None) -> NarrowedBlock:
-    """The last block for what is read, where some tokens may have been cut out."""
+    """The narrowed last block; some tokens may have been cut out before."""
     read = layout.read_tokens
     assert read is not None
     gone = layout.tokens - (narrow.tokens or layout.tokens)
@@ -196,7 +196,7 @@ def narrowed_block(model: Model, layout: Layout, narrow: Narrow, forms: Forms | 
 
 
 def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
-    """Hooks that take what leaves every block, part the blocks for the gradient, and add rows behind the last."""
+    """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last."""
     blocks = [block_of(model, layout, i) for i in range(layout.layers)]
     taken: list[Tensor] = []  # [B N D] each
     sent: list[Tensor] = []
@@ -204,7 +204,7 @@ def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         got = args[0] if args else next(iter(kwargs.values()))
         if sent and got is not sent[-1]:
-            raise Unsupported(f"{model.name} does not hand its tokens from block to block; this needs that")
+            raise Unsupported(f"{model.name} does not pass its tokens from block to block, which this method needs")
 
     def note(module: nn.Module, args: Any, out: Any) -> Any:
         stream = out[0] if isinstance(out, tuple) else out
@@ -223,17 +223,17 @@ def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
     return stack
 
 
-# ------------------------------------------------------------------------------------------ its gradients
+# ---------------------------------------------------------------------------------------------- gradients
 
 
 def score_of(target: Target, run: Finished, rows: slice = slice(None)) -> Scores:
-    """The target's score, with the graph of the run behind it."""
+    """The score of the target, attached to the graph of the forward pass."""
     with torch.enable_grad():
         return widen(target(run.output[rows], run.embedding[rows]))
 
 
 def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True) -> tuple[Tensor, ...]:
-    """∂Σy/∂ each; `keep`: the graph stays, so that another target can be asked about."""
+    """∂Σy with respect to each tensor; `keep` retains the graph for another target."""
     ends = y if isinstance(y, list) else [y]
     if not all(end.requires_grad for end in ends):
         raise Unsupported(

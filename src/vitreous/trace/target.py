@@ -1,4 +1,4 @@
-"""What is explained: one number per image, made from the model's output or from the embedding before its classifier.
+"""Targets: what is explained, one number per image from the model's output or the embedding before its classifier.
 
 282  "tiger cat"   Class      a class by number or name          "top-1" "top-2"   Top       each image's own best class
 "dog-cat"          Contrast   one rather than the other          "neuron:17"       Neuron    one number of the output
@@ -18,14 +18,14 @@ from vitreous.errors import TargetError
 from vitreous.models.model import Model, capturing
 from vitreous.types import Output, Scores
 
-Scoring = Callable[[Output, Tensor], Scores]  # what every target is, and all that a target of your own has to be
+Scoring = Callable[[Output, Tensor], Scores]  # every target is one; a plain function will do
 
 
 class Target(ABC):
-    """Turns the output, or the embedding before the classifier, into one number per image.
+    """Base class of targets: maps the output, or the embedding before the classifier, to one number per image.
 
-    A target of your own needs only `__call__`; what else a target can be asked has a default here. Wherever the library
-    takes a target, it also takes a plain function `(output, embedding) -> scores`.
+    A custom target needs only `__call__`; everything else has a default here. Wherever the library takes a target, it
+    also takes a plain function `(output, embedding) -> scores`.
     """
 
     @abstractmethod
@@ -33,66 +33,66 @@ class Target(ABC):
 
     @property
     def names_classes(self) -> bool:
-        """Does it make no sense without a classifier?"""
+        """Whether the target needs a classifier."""
         return False
 
     @property
     def one_class(self) -> bool:
-        """Is it the score of one class of each image, and nothing else?"""
+        """Whether the target is exactly the score of one class per image."""
         return False
 
     @property
     def varies(self) -> bool:
-        """Is it another class for every image until it is fixed?"""
+        """Whether the class depends on the image until the target is fixed."""
         return False
 
-    def check(self, model: Model, outputs: int) -> None:  # noqa: B027, a target may leave it out
+    def check(self, model: Model, outputs: int) -> None:  # noqa: B027, optional
         """Raise if this model, with this many outputs, has no such target."""
 
     def fix(self, output: Output) -> Target:
-        """The same target with each image's best class named, so that it stays while the images change."""
+        """The same target with the class of each image fixed, so that it does not change with the images."""
         return self
 
     def of_rows(self, rows: Sequence[int]) -> Target:
-        """Once fixed: what is asked of variants of the images, variant i being one of image `rows[i]`."""
+        """Of a fixed target: the target for variants of the images, where variant i belongs to image `rows[i]`."""
         return self
 
     def of_image(self, index: int) -> Target:
-        """Once fixed: what is asked of one image."""
+        """Of a fixed target: the target of one image."""
         return self.of_rows([index])
 
     def single(self) -> Target:
-        """Once fixed on one image: the same without the list of one."""
+        """Of a target fixed on one image: the same without the list of one."""
         return self
 
     def graded(self) -> Target:
-        """Classes by their probability, anything else by its score."""
+        """The same target by probability for classes; any other target is unchanged."""
         return Probability(self) if self.names_classes else self
 
     def for_any_model(self) -> Target:
-        """The same, also for another model than the one it was made with."""
+        """The same target without the check of the model that it was made for."""
         return self
 
     def strings(self) -> list[str]:
-        """Its string, or one for each image."""
+        """The target as a string, or one string per image."""
         return [str(self)]
 
     def title(self, model: Model, output: Output, index: int) -> str:
-        """What it means for one image, for people: its label and probability."""
+        """A readable title for one image: label and probability."""
         return str(self)
 
     @property
     def identity(self) -> Hashable:
-        """What makes two targets the same."""
+        """A key that is equal for equal targets."""
         return str(self)
 
     @property
     def replay_key(self) -> Hashable | None:
-        """What it has in common with the targets that share its CUDA graph; None: it is never replayed."""
+        """A key shared by all targets that can use the same CUDA graph; None if the target cannot be replayed."""
         return None
 
     def class_numbers(self, images: int) -> list[int] | None:
-        """The class of each of so many images, where classes are given by their numbers."""
+        """The class of each of `count` images, if classes are given by number."""
         return None
 
 
@@ -130,7 +130,7 @@ class Class(Target):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The class of each image, or one for all."""
+        """The class of each image, or one class for all."""
         return (self.index,) if isinstance(self.index, int) else self.index
 
     def check(self, model: Model, outputs: int) -> None:
@@ -163,7 +163,7 @@ class Class(Target):
 
 @dataclass(frozen=True, eq=False)
 class Numbered(Target):
-    """A class for each image, or the same for all, whose numbers lie on a GPU and are not asked for."""
+    """One class per image, or one for all, whose numbers stay on the GPU without synchronisation."""
 
     index: Tensor  # [B] or [1]
     names_classes = one_class = True
@@ -177,7 +177,7 @@ class Numbered(Target):
 
 @dataclass(frozen=True)
 class Top(Target):
-    """The score of each image's own best class (`rank` 1), second best (2), …"""
+    """The score of the best class of each image (`rank` 1), the second best (2), …"""
 
     rank: int = 1
     names_classes = one_class = varies = True
@@ -206,7 +206,7 @@ class Top(Target):
 
 @dataclass(frozen=True, init=False)
 class Contrast(Target):
-    """What speaks for `one` rather than for `other`."""
+    """The evidence for `one` rather than `other`: the difference of their scores."""
 
     one: Target
     other: Target
@@ -259,7 +259,7 @@ class Contrast(Target):
 
 @dataclass(frozen=True)
 class Neuron(Target):
-    """One number of the output, whatever it means."""
+    """One element of the output, whatever it means."""
 
     index: int
 
@@ -275,7 +275,7 @@ class Neuron(Target):
 
 @dataclass(frozen=True)
 class Each(Target):
-    """A target of its own for each image, of any kinds."""
+    """One target per image, of any kinds."""
 
     targets: tuple[Target, ...]
 
@@ -316,7 +316,7 @@ class Each(Target):
 
 @dataclass(frozen=True)
 class Probability(Target):
-    """What a target of classes asks for, in probabilities rather than logits."""
+    """A class target by probability instead of logit."""
 
     target: Target
 

@@ -1,4 +1,4 @@
-"""Texts for models that embed images and texts in one space."""
+"""Text embeddings, for models that embed images and texts in one space."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def embed_text(model: Model, prompt: str) -> Tensor:
         with torch.no_grad(), model.still():
             return read_output(embed(prompt), model.name)[0]
     except (OSError, ImportError, RuntimeError, ValueError, IndexError) as error:
-        raise TargetError(f"text:{prompt}: {model.name} cannot read it ({one_line(error, 160)})") from error
+        raise TargetError(f"text:{prompt}: {model.name} cannot encode it ({one_line(error, 160)})") from error

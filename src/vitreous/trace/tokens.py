@@ -1,4 +1,4 @@
-"""Who reads what in a recorded run: tokens by name, one head of a layer, rows and columns of A, queries and keys."""
+"""Token names, and parts of the recorded attention: one head of a layer, rows and columns of A, queries and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.types import Heads, Keys
 
 
 def prefix_names(layout: Layout) -> list[str]:
-    """CLS first; what else the head reads beside it is a distillation token, the rest are registers."""
+    """The names of the tokens before the patches: CLS, distillation tokens (also used by the classifier), registers."""
     names = []
     for i in range(layout.prefix):
         read = i in layout.readout and len(layout.readout) <= layout.prefix
@@ -33,13 +33,13 @@ def suffix_names(layout: Layout) -> list[str]:
 
 
 def token_names(layout: Layout) -> dict[int, str]:
-    """Tokens that are no patches."""
+    """The tokens that are not patches."""
     behind = layout.prefix + layout.patches
     return dict(enumerate(prefix_names(layout))) | {behind + i: name for i, name in enumerate(suffix_names(layout))}
 
 
 def readout_name(layout: Layout) -> str:
-    """What the head reads, in words."""
+    """The input of the classifier, as text: "CLS", "the mean of the patches" or the like."""
     names = token_names(layout)
     if layout.pooled:
         return "an attention pool"
@@ -50,7 +50,7 @@ def readout_name(layout: Layout) -> str:
 
 
 def one_token(trace: Trace, token: int) -> Float[Tensor, "1 N"]:
-    """A weight for each token: one for this, nothing for the others."""
+    """A weight for each token: one for this token, zero for the others."""
     weights = torch.zeros(1, trace.layout.tokens, device=trace.images.device)
     weights[0, token] = 1
     return weights
@@ -60,7 +60,7 @@ def one_token(trace: Trace, token: int) -> Float[Tensor, "1 N"]:
 
 
 def one_head(layer: Attention, head: str | int) -> Attention:
-    """One head of a layer, or all ("mean")."""
+    """One attention head of a layer, or all ("mean")."""
     if head == "mean":
         return layer
     number = int(head)
@@ -82,28 +82,28 @@ def one_head(layer: Attention, head: str | int) -> Attention:
 
 
 def one_of(layer: Attention, head: int) -> tuple[Tensor, Tensor] | None:
-    """What was multiplied for the scores of one head, in the axes of the layer's output."""
+    """The factors of the scores of one attention head, in the axes of the layer's output."""
     found = layer.projected()
     return None if found is None else (found[0][:, head : head + 1], found[1][:, head : head + 1].mT)
 
 
 def reads(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "M"]:
-    """Σᵢ wᵢ·Aᵢ, the mean of the heads; only those rows are formed."""
+    """Σᵢ wᵢ·Aᵢ, averaged over attention heads; only the rows with a weight are formed."""
     rows = weights[0].nonzero().flatten().tolist()
     return layer.read(weights, rows if len(rows) * 2 < weights.shape[1] else None).mean(1)[0]
 
 
 def read_by(layer: Attention, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "N"]:
-    """A·w: how much each token reads of these, some hundred rows at a time."""
+    """A·w: how much each token attends to these tokens, computed a few hundred rows at a time."""
     return torch.cat([(a @ weights[0]).mean(1)[0] for _, a in layer.chunks()])
 
 
 def projections(trace: Trace, layer: Attention) -> tuple[Heads, Keys, float]:
-    """Queries, keys and their scale as the attention sees them: after rotary positions and norms of their own."""
+    """Queries, keys and scale as they enter the attention: after rotary embeddings and QK norms."""
     found = layer.projected()
     if found is None:
         raise Unsupported(
-            f"{trace.model.name} forms its attention in a way that shows no queries and keys; use a fused one "
+            f"{trace.model.name} computes its attention without visible queries and keys; use a fused one "
             "(attn_implementation='sdpa', F.scaled_dot_product_attention) or softmax(q @ k.mT) @ v"
         )
     q = widen(found[0])

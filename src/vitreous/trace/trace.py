@@ -1,4 +1,4 @@
-"""What can be seen when one model meets one batch of images: recorded on first need, shared by all methods."""
+"""One model with one batch of images; forward passes are recorded when first needed and shared by all methods."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradien
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
-MOST_FORMED = 2**26  # numbers, of one N×N for each layer and image
+MOST_FORMED = 2**26  # numbers in one N×N matrix per layer and image
 
 
 class Trace:
-    """The output, the attention of every layer, the read-out, gradients, and runs with something changed."""
+    """Access to the output, the attention of every layer, the read-out, gradients, and modified forward passes."""
 
     def __init__(self, model: Model, images: Any) -> None:
         self.model = model
@@ -45,7 +45,7 @@ class Trace:
         return len(self.images)
 
     def refuse_infinite(self) -> None:
-        """Raise if an image on a GPU holds what is no number; asked once, behind the first run."""
+        """Raise if an image on a GPU contains NaN or infinity; checked once, after the first forward pass."""
         if self._sum is not None and not capturing(self.images):
             refuse_infinite(self._sum())
             self._sum = None
@@ -53,20 +53,20 @@ class Trace:
     # ------------------------------------------------------------------------------------------------- recording
 
     def record(self, *, since: int = 0) -> Stopped:
-        """The recorded run, of layer `since` and later; made again, once, when more is asked of it than it holds."""
+        """The recorded forward pass from layer `since` on; repeated once if earlier layers are needed later."""
         if self._record is None or self._record.since > since:
             self._record = self.look(self.images, Run.to_last_attention(since=since))
         return self._record
 
     def whole(self) -> Finished:
-        """The recorded run with every layer and the output."""
+        """The recorded forward pass with every layer and the output."""
         kept = self._record
         if not isinstance(kept, Finished) or kept.since > 0:
             kept = self._record = self.run(self.images, Run.to_output())
         return kept
 
     def differentiable(self) -> Finished:
-        """The same, with a graph from the pixels on."""
+        """The same with an autograd graph from the pixels on."""
         kept = self._record
         if not isinstance(kept, Finished) or kept.since > 0 or not kept.images.requires_grad:
             leaf = self.images.detach().clone().requires_grad_()
@@ -75,23 +75,23 @@ class Trace:
 
     @property
     def fresh(self) -> bool:
-        """Has nothing been recorded yet?"""
+        """Whether nothing has been recorded yet."""
         return not (self._record or self._cuts or self._followed or self._kept or self.ends)
 
     def fork(self) -> Trace:
-        """The same recorded run for someone else: what they add (graphs for gradients) goes with them."""
+        """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = Trace(self.model, self.images)
         other._record = self._record
         return other
 
     def cut(self, layer: int = -1, *, seen: bool = True) -> Finished:
-        """A run that is differentiable only from the tokens that enter a layer's attention (`entry`).
+        """A forward pass that is differentiable only from the tokens that enter a layer's attention (`entry`).
 
-        `seen`: with the attention from there on, which costs a little more.
+        `seen`: also record the attention from there on, which costs a little more.
         """
         number = self.layer_number(layer)
         if not self.layout.entries:
-            raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
+            raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
         if (number, seen) not in self._cuts:
@@ -101,49 +101,49 @@ class Trace:
         return self._cuts[number, seen]
 
     def least(self, how: Run, *, proven: bool = True) -> Run:
-        """The same run for the least, where no attention is asked for; `proven`: see `narrowing`."""
+        """The same with a narrowed last block, if no attention is needed; `proven`: see `narrowing`."""
         return how.unseen().narrowed(narrowing(self, proven=proven))
 
     def any_finished(self) -> Finished:
-        """A run with an output, whichever there is."""
+        """A forward pass with an output: any that is recorded, else a new one."""
         followed = [run for run, _ in self._followed.values()]
         kept = (self._record, *followed, *self._cuts.values(), *(run for run, _ in self._kept.values()))
         return next((run for run in kept if isinstance(run, Finished)), None) or self.whole()
 
     def plain(self) -> Finished:
-        """A run for its output: whichever there is, or one that keeps no attention."""
+        """A forward pass for its output only: any that is recorded, else one that keeps no attention."""
         if self.fresh and not self.layout.pooled:
             return self.kept("plain", lambda: (self.run(self.images, Run.to_output().unseen()), None))[0]
         return self.any_finished()
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
-        """A run that methods make in a way of their own, with what else they know of it: made once."""
+        """A forward pass that a method makes in its own way, with the method's own records; made once per key."""
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
 
     def look(self, images: Images, how: Run) -> Finished | Stopped:
-        """A new run, to wherever it goes."""
+        """A new forward pass, possibly stopped early."""
         seen = perform(self.model, self.layout, images, how, self.autocast)
         self.refuse_infinite()
         return seen
 
     def run(self, images: Images, how: Run) -> Finished:
-        """A new run to the output."""
+        """A new forward pass to the output."""
         seen = self.look(images, how)
         assert isinstance(seen, Finished), "a run to the output was stopped"
         return seen
 
     @property
     def batch_axis(self) -> int:
-        """The axis of the images in the model's own tokens."""
+        """The axis of the images in the model's token tensors."""
         return self.layout.batch_axis
 
     def block(self, layer: int) -> nn.Module:
-        """The module that holds a layer."""
+        """The block module of a layer."""
         return block_of(self.model, self.layout, layer)
 
-    # -------------------------------------------------------------------------------------------- what was seen
+    # --------------------------------------------------------------------------------------- what was recorded
 
     @property
     def output(self) -> Output:
@@ -151,21 +151,21 @@ class Trace:
 
     @property
     def classifies(self) -> bool:
-        """Is the output class scores? Where the model does not say, a final linear layer does."""
+        """Whether the outputs are class scores; if the model does not say, a final linear layer decides."""
         if self.model.classifier is None:
             self.model.classifier = self.layout.linear_output
         return self.model.classifier
 
     @property
     def attention(self) -> tuple[Attention, ...]:
-        """One per layer, first to last."""
+        """The attention of every layer, first to last."""
         layers = self.record().layers
         if not layers:
             raise self.no_layers()
         return layers
 
     def formed(self, make: Callable[[Attention], Tensor]) -> tuple[Attention, ...]:
-        """The same; where nothing was recorded yet and A is small, `make` gives O of every layer but the last."""
+        """The same; if nothing is recorded yet and A is small, `make` computes O of every layer but the last."""
         layout, count = self.layout, len(self)
         small = layout.tokens <= ROWS and layout.layers * count * layout.tokens**2 <= MOST_FORMED
         if self._record is None and small and not self.images.is_cuda and layout.calls == layout.layers:
@@ -174,21 +174,21 @@ class Trace:
 
     def no_layers(self) -> CaptureError:
         tokens = self.layout.tokens
-        return CaptureError(f"{self.model.name}: no layer attends over {tokens} tokens; check the layout given by hand")
+        return CaptureError(f"{self.model.name}: no layer attends over {tokens} tokens; check the given layout")
 
     def layer_number(self, index: int) -> int:
-        """A layer's number from 0; −1, −2 … count from the end."""
+        """The index of a layer; −1, −2, … count from the end."""
         count = self.layout.layers
         if count == 0 and self.layout.obstacle is None:
             raise self.no_layers()
         if count == 0:
-            raise Unsupported(f"{self.model.name} shows no tokens entering an attention; this method needs them")
+            raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if not -count <= index < count:
             raise OptionError(f"layer {index} is out of range: {self.model.name} has layers 0 to {count - 1}")
         return index % count
 
     def layer(self, index: int) -> Attention:
-        """A layer's attention; what comes before it is not kept."""
+        """The attention of one layer; earlier layers are not kept."""
         number = self.layer_number(index)
         record = self.record(since=number if self.layout.calls == self.layout.layers else 0)
         if len(record.layers) != self.layout.layers - record.since:
@@ -196,13 +196,13 @@ class Trace:
         return record.layers[number - record.since]
 
     def verify(self, tolerance: float | None = None) -> None:
-        """Raise unless A·V, recomputed, is every layer's own output."""
+        """Raise unless A·V, recomputed, equals the output of every layer."""
         for layer in self.attention:
             layer.verify(tolerance)
 
     @property
     def readout(self) -> Row:
-        """ρ: how much of each token is read behind the last layer, [B N]; each row sums to one."""
+        """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         pool = self.any_finished().pool if self.layout.pooled else None
         if pool is not None:
             return pool.weights.detach().mean((1, 2)).expand(len(self), -1)
@@ -211,21 +211,21 @@ class Trace:
 
     @property
     def read_tokens(self) -> list[int] | None:
-        """The tokens where ρ is not zero; None: all."""
+        """The tokens where ρ is not zero; None if all are."""
         return self.layout.read_tokens
 
     def read_layer(self, layer: Attention) -> HeadRows:
-        """ρᵀA of every head; no other row of A is formed."""
+        """ρᵀA of every attention head; only the rows of A with a weight are formed."""
         if self.read_tokens is not None and len(self.read_tokens) == 1 and not layer.fusible:
             return layer.rows(self.read_tokens)[:, :, 0]
         return layer.read(self.readout.to(layer.wide), self.read_tokens)
 
     def map(self, values: Row) -> Map:
-        """One value per token to a map."""
+        """Convert one value per token to a map."""
         return self.layout.to_map(values)
 
     def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
-        """Tokens [B N D] as they lie in the image, without CLS and registers ([B h w D] stays)."""
+        """Arrange tokens [B N D] on the patch grid, without CLS and registers ([B h w D] is unchanged)."""
         found = self.layout.to_grid(tokens)
         if found is not None:
             return found
@@ -235,16 +235,16 @@ class Trace:
     # -------------------------------------------------------------------------------------------------- gradients
 
     def score(self, target: Target, run: Finished | None = None) -> Scores:
-        """The one number per image that a target asks for."""
+        """The score of a target, one number per image."""
         return score_of(target, run or self.any_finished())
 
     def grads(self, target: Target) -> tuple[Tensor, ...]:
-        """∂y/∂O of every layer, in the axes of its `node`; zeros where the output does not depend on a layer."""
+        """∂y/∂O of every layer, in the axes of its `node`; zeros if the score does not depend on a layer."""
         record = self.differentiable()
         return gradients(self.score(target, record), [layer.node for layer in record.layers])
 
     def followed(self, *, seen: bool = True) -> tuple[Finished, Follower]:
-        """A run whose backward shows A and ∂y/∂A of every layer; `seen`: it also holds the last layer's attention."""
+        """A forward pass whose backward visits A and ∂y/∂A of every layer; `seen`: also record the last attention."""
         if True in self._followed:
             return self._followed[True]
         if seen not in self._followed:
@@ -252,19 +252,19 @@ class Trace:
             run = self._follow(narrow)
             folded = narrow is not None and narrow.fold is not None
             if folded and not (len(run[0].layers) == self.layout.layers - 1 and is_followed(run[0])):
-                run = self._follow(Narrow())  # not all layers have their own backward
+                run = self._follow(Narrow())  # with a folded last block, not all layers can be visited
             self._followed[seen] = run
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
         follower = Follower(self.layout.tokens)
-        if not self.layout.entries:  # nowhere to cut: the whole run is differentiated
+        if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)
         return self.run(self.images, Run.watched_backward(follower).narrowed(narrow)), follower
 
     def follow(self, target: Target, visit: Visitor) -> None:
-        """Show A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
+        """Pass A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
         record, follower = self.followed(seen=False)
         y = self.score(target, record)
         if is_followed(record):
@@ -275,7 +275,7 @@ class Trace:
             visit(shown(layer, grad))
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
-        """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); costs the rest only."""
+        """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); runs later layers only."""
         record = self.cut(layer, seen=False)
         (grad,) = gradients(self.score(target, record), [record.entry])
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
@@ -284,7 +284,7 @@ class Trace:
         return widen(tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
-        """A run that is differentiable from the pixels on."""
+        """A forward pass that is differentiable from the pixels on."""
         kept = self._record
         if isinstance(kept, Finished) and kept.images.requires_grad:
             return kept
@@ -294,9 +294,9 @@ class Trace:
         return self.run(images.detach().clone().requires_grad_(), self.least(Run.from_pixels()))
 
     def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
-        """∂y/∂x at each of several versions of the batch (the target must be fixed), many at a time if they are small.
+        """∂y/∂x at each of several versions of the batch, which share forward passes if small; fix the target first.
 
-        They are taken from `versions` when they are needed.
+        `versions` is consumed lazily.
         """
         count, left = len(self), iter(versions)
         most = max(1, batch_size(self.layout.footprint[1], self.images.device) // count)
@@ -311,14 +311,14 @@ class Trace:
             for grad in in_batches(grads, len(some), len(some)):
                 yield from grad
 
-    # ----------------------------------------------------------------------------------------------------- chance
+    # ------------------------------------------------------------------------------------------------- randomness
 
     def generators(self, seed: int) -> list[torch.Generator]:
         """One random stream per image."""
         return [torch.Generator().manual_seed(key) for key in self.keys(seed).tolist()]
 
     def keys(self, seed: int) -> Int[Tensor, "B"]:
-        """A number for each image: it depends on the image and the seed, not on batch, device or precision."""
+        """A random key per image that depends on the image and the seed, not on batch, device or precision."""
         coarse = (
             self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
         )  # the same for every precision
@@ -331,12 +331,12 @@ class Trace:
 def read_weights(
     tokens: int, readout: tuple[int, ...], share: tuple[float, ...] | None, device: torch.device
 ) -> Float[Tensor, "N"]:
-    """ρ of one image; brought to a device once."""
+    """ρ of one image; moved to a device once."""
     weights = torch.zeros(tokens)
     weights[list(readout)] = torch.tensor(share or [1 / len(readout)] * len(readout))
     return weights.to(device)
 
 
 def is_followed(record: Finished) -> bool:
-    """Does the backward of all layers show their attention?"""
+    """Whether the backward pass visits the attention of all layers."""
     return record.leaf is not None and all(layer.followed for layer in record.layers)

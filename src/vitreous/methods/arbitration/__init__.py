@@ -1,1 +1,1 @@
-"""Many maps made, the most faithful one kept."""
+"""Compute many maps and keep the most faithful one."""

@@ -19,8 +19,8 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Scores
 
-CHANCE = 0.05  # how often the best of so many worthless maps may pass for better than random
-Fused = Float[Tensor, "B K N M"]  # K ways to make one of the heads
+CHANCE = 0.05  # how often the best of as many random maps may count as better than random
+Fused = Float[Tensor, "B K N M"]  # K ways to fuse the heads
 
 
 @method(cite="mylonas2022attention", targeted=True, attention=True, alone=True)
@@ -71,7 +71,7 @@ def find_judge(name: str) -> Metric:
 
 def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[str], Float[Tensor, "B C h w"]]:
     """Every map and its name, all from one run."""
-    record, _ = trace.followed()  # the one run that all below is read from
+    record, _ = trace.followed()  # the one forward pass that everything below uses
     weighted = Readings(trace)
 
     def visit(layer: Shown) -> None:
@@ -95,7 +95,7 @@ def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[s
 
 
 class Readings:
-    """What can be read of fused attention, layer by layer from the last to the first."""
+    """The candidate rows of fused attention, collected layer by layer from the last to the first."""
 
     def __init__(self, trace: Trace) -> None:
         self.readout = trace.readout
@@ -107,7 +107,7 @@ class Readings:
         return self.each[0].shape[1]
 
     def add(self, a: Fused) -> None:
-        """The layer before."""
+        """Add the preceding layer."""
         a = widen(a)
         self.each.append(self.read(a))
         step = (a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)) / 2

@@ -57,7 +57,7 @@ def patch_token(trace: Trace, query: tuple[int, int]) -> int:
 
 
 def over_layers(rows: Tensor, across: str) -> Row:
-    """[L B M] to [B M]."""
+    """Reduce [L B M] to [B M]."""
     if across == "max":
         return rows.amax(0)
     if across == "min":

@@ -18,7 +18,7 @@ from vitreous.types import Map
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-UNIT = 2**30  # SciPy counts in whole numbers of 32 bits: capacities are rounded to this part of one
+UNIT = 2**30  # SciPy uses 32-bit integers: capacities are rounded to multiples of 1/UNIT
 
 
 @method(cite="abnar2020quantifying", attention=True, alone=True)
@@ -58,7 +58,7 @@ def capacities(layer: Attention, heads: str, discard: float, residual: float, ke
 
 
 def flows(pipes: list[Any], read: Any, sources: Iterable[int]) -> Any:
-    """The most that can flow from each source to what is read."""
+    """The maximum flow from each source to the read-out."""
     from scipy.sparse.csgraph import maximum_flow
 
     graph, first, sources = network(pipes[1:], read), whole_numbers(pipes[0]), list(sources)
@@ -71,11 +71,11 @@ def flows(pipes: list[Any], read: Any, sources: Iterable[int]) -> Any:
 
 
 def network(pipes: list[Any], read: Any) -> csr_array:
-    """Node 0 is the source, its N edges still to be filled; then N nodes behind each layer; last, the read-out."""
+    """Node 0 is the source, whose N edges are filled in later; then N nodes after each layer; last, the read-out."""
     from scipy.sparse import csr_array
 
     tokens, depth = len(read), len(pipes)
-    pipes = [*pipes[:-1], *(pipe * (read > 0)[:, None] for pipe in pipes[-1:])]  # what is not read leads nowhere
+    pipes = [*pipes[:-1], *(pipe * (read > 0)[:, None] for pipe in pipes[-1:])]  # tokens not read lead nowhere
     nodes = 1 + np.arange((depth + 1) * tokens).reshape(depth + 1, 1, tokens)
     inner = np.broadcast_to(nodes[1:], (depth, tokens, tokens)).ravel()
     ends = np.concatenate([nodes[0, 0], inner, np.full(tokens, nodes[-1, 0, -1] + 1)])

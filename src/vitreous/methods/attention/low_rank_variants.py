@@ -1,4 +1,4 @@
-"""Many variants of one image behind its output projection, which differ from it by a matrix of low rank."""
+"""Run many variants of one image that differ from it after the output projection by a low-rank matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MULTIPLY = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_,
 
 @dataclass(frozen=True, eq=False)
 class Variants:
-    """x_j = x − Σ_h a_j^h ⊗ u_j^h: one image in J variants, of rank H each."""
+    """x_j = x − Σ_h a_j^h ⊗ u_j^h: J variants of one image, each a change of rank H."""
 
     x: Float[Tensor, "1 N D"]
     a: Float[Tensor, "J N H"]
@@ -34,38 +34,38 @@ class Variants:
         return replace(self, x=self.x + other)
 
     def times(self, scale: Tensor) -> Variants:
-        """Each channel by its own factor."""
+        """Scale each channel by its own factor."""
         return replace(self, x=self.x * scale, u=self.u * scale)
 
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """The variants without their mean, divided by σ and moved by b."""
+    """The variants with their mean subtracted, divided by σ and shifted by b."""
 
     inner: Variants
     share: Float[Tensor, "J N 1"]  # 1/σ
     bias: Tensor
 
     def linear(self, read: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """W·(…): W meets J·H vectors in place of J·N, and those of the one image (`read` = W·x)."""
+        """W·(…): W is applied to J·H vectors instead of J·N, and to those of the one image (`read` = W·x)."""
         shift = F.linear(self.bias, weight, bias)
         out = torch.addcmul(shift, read, self.share)
         return out.baddbmm_(self.inner.a * self.share, F.linear(self.inner.u, weight), alpha=-1)
 
 
 class Spread(TorchFunctionMode):
-    """A run of one image in which the output projection gives variants of it; what follows is run for all of them.
+    """A mode in which the output projection of one image returns variants of it; the rest runs for all variants.
 
-    Tokens plus a scaled projection, normalised and read by a linear layer, are still of low rank: that layer, half the
-    work of an MLP, costs next to nothing. `memory` holds what is the same in every such run of a block.
+    Tokens plus a scaled projection are still of low rank after a norm and a linear layer, so that layer, half the work
+    of an MLP, costs next to nothing. `memory` holds results that are the same in every such run of a block.
     """
 
     def __init__(self, weight: Tensor, variants: Variants, memory: list[Tensor]) -> None:
         super().__init__()
         self.weight, self.variants, self.memory = weight, variants, memory
         self.asked = 0
-        self.behind = False  # the projection
-        self.known: dict[int, tuple[Tensor, Variants]] = {}  # by identity: a tensor, and what it is made of
+        self.behind = False  # whether the projection has been computed
+        self.known: dict[int, tuple[Tensor, Variants]] = {}  # by identity: a tensor and its low-rank form
         self.normed: dict[int, tuple[Tensor, Normed]] = {}
 
     def __torch_function__(
@@ -88,7 +88,7 @@ class Spread(TorchFunctionMode):
         return out
 
     def once(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Computed in the first run only; a copy, since a block may write over it."""
+        """Compute in the first run only; return a copy, since a block may overwrite it."""
         self.asked += 1
         if self.asked > len(self.memory):
             self.memory.append(compute())
@@ -113,12 +113,12 @@ class Spread(TorchFunctionMode):
         return formed
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        """Know what comes of variants that are kept, turned to batch first, added to the tokens or scaled."""
+        """Keep track of variants through copies, transposition to batch first, addition to the tokens and scaling."""
         made_of = [x for x in args if id(x) in self.known]
         others = [x for x in args if isinstance(x, Tensor) and id(x) not in self.known]
         variants = self.known[id(made_of[0])][1] if len(made_of) == 1 else None
         for facts in (self.known, self.normed):
-            facts.pop(id(out), None)  # it was written over
+            facts.pop(id(out), None)  # it was overwritten
         if variants is None:
             return
         if func in KEEPS or (func is Tensor.transpose and out.shape[0] == len(variants.a)):
@@ -132,7 +132,7 @@ class Spread(TorchFunctionMode):
     def norm(
         self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
-        """F.layer_norm, and what is known of its result."""
+        """F.layer_norm, keeping the low-rank form of its result."""
         out, _, share = torch.native_layer_norm(x, shape, wide(weight), wide(bias), eps)
         known = self.known[id(x)][1]
         inner = replace(known, x=centred(known.x), u=centred(known.u))

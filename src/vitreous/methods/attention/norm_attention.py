@@ -55,12 +55,12 @@ def norm_attention(
 def norms(
     trace: Trace, layer: Layer, residual: bool, tokens: list[int] | None = None
 ) -> Iterator[tuple[slice | list[int], Float[Tensor, "B n M"]]]:
-    """S by rows: of all tokens, or of these."""
+    """Rows of S: of all tokens, or of these."""
     call, projection = layer.attention, layer.projection
     if projection is None:
         raise Unsupported(
-            f"norm_attention needs attention whose output is projected as it is; in {call.name or trace.model.name} "
-            f"something stands between them (a norm, a gate). Try value_zeroing or rollout."
+            f"norm_attention needs an output projection directly after the attention; {call.name or trace.model.name} "
+            f"has another operation in between (a norm, a gate). Try value_zeroing or rollout."
         )
     products = gram(projection, call.v)
     for rows, a in call.chunks(tokens):
@@ -75,7 +75,7 @@ def norms(
 
 
 def gram(projection: Projection, values: Keys) -> Float[Tensor, "B M H H"]:
-    """⟨W_O^h v_j^h, W_O^h′ v_j^h′⟩ of every two heads, in double precision: heads may cancel."""
+    """⟨W_O^h v_j^h, W_O^h′ v_j^h′⟩ of every two heads, in double precision, since heads may cancel."""
     h, d = values.shape[1], values.shape[3]
     v = values.double()
     between = projection(torch.eye(h * d, dtype=v.dtype, device=v.device))  # [H·d D]
@@ -84,7 +84,7 @@ def gram(projection: Projection, values: Keys) -> Float[Tensor, "B M H H"]:
 
 
 def lengths(a: Weights, products: Float[Tensor, "B M H H"]) -> Float[Tensor, "B n M"]:
-    """‖Σ_h A^h_ij W_O^h v_j^h‖ from the products alone: no vector is formed for a pair of tokens."""
+    """‖Σ_h A^h_ij W_O^h v_j^h‖ from the inner products alone: no vector is formed for a pair of tokens."""
     found = []
     for one, product in zip(a, products):
         by_key = one.permute(2, 1, 0).double()  # [M n H]

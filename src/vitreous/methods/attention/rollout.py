@@ -43,7 +43,7 @@ def rollout(
     layers = trace.formed(formed)
     check_start(trace, start_layer)
     carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
-    rows = trace.read_tokens  # only these rows of the last layer are ever read
+    rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
         a = formed.maps[number] if number < len(formed.maps) else None
         if discard > 0:
@@ -59,7 +59,7 @@ def rollout(
 
 
 class Formed:
-    """Ā of each layer, kept while the model runs: A is formed once, for O and for the rollout."""
+    """Keeps Ā of each layer while the model runs, so that A is formed once for both O and the rollout."""
 
     def __init__(self, heads: str) -> None:
         self.heads = heads
@@ -77,7 +77,7 @@ class Formed:
 
 
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:
-    """`step` over all rows, a few hundred of a few images at a time."""
+    """Apply `step` to all rows, a few hundred rows of a few images at a time."""
     return joined(
         (images, step(carried[images], fuse_heads(a, heads), residual, rows))
         for images, part in layer.pieces()

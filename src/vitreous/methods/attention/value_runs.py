@@ -1,8 +1,8 @@
-"""How the values of a layer reach what leaves its block: what entered the block, its output projection, a second run.
+"""How the values of a layer reach the output of its block: the block's input, its output projection and a second run.
 
-o_i = Σ_j Σ_h A^h_ij W_O^h v_j^h + b          is added to the tokens; norms and an MLP follow, whatever the block holds
+o_i = Σ_j Σ_h A^h_ij W_O^h v_j^h + b          is added to the tokens; norms, an MLP and whatever else follow
 
-The block itself is run again with another attention output, so that nothing needs to be known about what it does.
+The block itself is run again with another attention output, so nothing needs to be known about its structure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tens
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The linear map that reads the heads of an attention, side by side."""
+    """The output projection: the linear map applied to the concatenated heads of an attention."""
 
     weight: Tensor | None  # W_O [D H·d]; None: the heads are added to the tokens as they are
     bias: Tensor | None = None
@@ -48,11 +48,11 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a run."""
+    """One recorded layer."""
 
     attention: Attention
-    projections: list[Projection]  # what reads the attention's output as it is; one, where it is simply projected
-    exact: bool  # was the run in at least float32?
+    projections: list[Projection]  # linear maps applied directly to the attention's output; usually one
+    exact: bool  # whether the forward pass was in at least float32
     block: Block | None = None
 
     @property
@@ -61,13 +61,13 @@ class Layer:
 
 
 class Block:
-    """A block as it was called: what went in, what came out, and how to run it again."""
+    """A recorded call of a block: its input, its output, and how to run it again."""
 
     def __init__(self, module: nn.Module, axis: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.module, self.axis = module, axis
         self.args, self.kwargs = args, kwargs
-        self.given: Tensor = first(args or tuple(kwargs.values())).clone()  # the block may write over what it got
-        self.left: Tensor = self.given  # what came out
+        self.given: Tensor = first(args or tuple(kwargs.values())).clone()  # the block may overwrite its input
+        self.left: Tensor = self.given  # the output
 
     @property
     def entered(self) -> Tokens:
@@ -81,27 +81,27 @@ class Block:
         self.left = first(out).clone()
 
     def tokens(self, stream: Tensor) -> Tokens:
-        """[B N D], at least float32, from the block's own axes."""
+        """Convert from the block's axes to [B N D], at least float32."""
         stream = stream.movedim(self.axis, 0)
         return widen(stream.reshape(len(stream), -1, stream.shape[-1]))
 
     def run(self, tokens: Tokens) -> Float[Tensor, "J N D"]:
-        """The module, on other tokens."""
+        """Run the module on other tokens."""
         shape = list(self.given.movedim(self.axis, 0).shape)
         stream = tokens.reshape(len(tokens), *shape[1:]).movedim(0, self.axis)
-        stream = stream.clone(memory_format=torch.contiguous_format)  # it may be written over
+        stream = stream.clone(memory_format=torch.contiguous_format)  # the block may overwrite it
         if self.args:
             return self.tokens(first(self.module(stream, *self.args[1:], **self.kwargs)))
         return self.tokens(first(self.module(**{**self.kwargs, next(iter(self.kwargs)): stream})))
 
 
 def first(out: Any) -> Tensor:
-    """The tokens in what a block takes or returns."""
+    """The tokens among the arguments or results of a block."""
     return out[0] if isinstance(out, tuple | list) else out  # type: ignore[no-any-return]
 
 
 class Projections(TorchFunctionMode):
-    """Sees what reads the output of each attention as it is: a linear layer, or the tokens it is added to."""
+    """Records what uses the output of each attention directly: a linear layer, or an addition to the tokens."""
 
     def __init__(self, seen: Capture) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Projections(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        """F.linear is called."""
+        """Handle a call of F.linear."""
         if self.reads(x):
             self.add(Projection(weight, bias))
 
@@ -128,7 +128,7 @@ class Projections(TorchFunctionMode):
         self.found.setdefault(self.seen.calls[-1], []).append(projection)
 
     def reads(self, x: Any) -> bool:
-        """Is this the last attention's output, heads side by side?"""
+        """Whether this is the output of the last attention, heads concatenated."""
         call = self.seen.calls[-1]
         if self._flat is None or self._flat[0] is not call:
             self._flat = call, side_by_side(call.out)
@@ -146,19 +146,19 @@ def side_by_side(heads: Heads) -> Float[Tensor, "B N width"]:
 
 
 def need_blocks(trace: Trace, method: str, remedy: str) -> None:
-    """Raise unless every layer sits in a module of its own."""
+    """Raise unless every layer is in a separate module."""
     if len(trace.layout.blocks) != trace.layout.layers:
         raise Unsupported(
-            f"{method} needs layers in modules of their own; {trace.model.name} does not hold them so. Try {remedy}."
+            f"{method} needs each layer in a separate module, and {trace.model.name} has no such modules. Try {remedy}."
         )
 
 
 def record(
     trace: Trace, images: Images, numbers: list[int] | None = None, projections: bool = True
 ) -> dict[int, Layer]:
-    """A run that keeps each layer's attention, what reads its output (`projections`), and blocks with these `numbers`.
+    """Record each layer's attention, its output projection (`projections`), and the blocks with these `numbers`.
 
-    What comes before the first of them is not kept.
+    Layers before the first of them are not kept.
     """
     layout, device = trace.layout, trace.images.device.type
     since = min(numbers) if numbers and layout.calls == layout.layers else 0
@@ -188,7 +188,7 @@ def record(
 
 
 def watch(module: nn.Module, number: int, blocks: dict[int, Block], axis: int, ends: bool) -> list[Any]:
-    """Hooks that keep how a block is called, and end the run behind it where nothing later is asked for."""
+    """Hooks that record the call of a block, and end the forward pass after it if nothing later is needed."""
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
         blocks[number] = Block(module, axis, args, kwargs)
@@ -202,7 +202,7 @@ def watch(module: nn.Module, number: int, blocks: dict[int, Block], axis: int, e
 
 
 class Wide(TorchFunctionMode):
-    """Half-precision parameters are widened where they are used, and say so of themselves (`weight.dtype`)."""
+    """Widen half-precision parameters when they are used; their `dtype` reports the wider type."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -211,13 +211,13 @@ class Wide(TorchFunctionMode):
 
 
 def wide(t: Any) -> Any:
-    """At least float32, where it is a tensor of floats."""
+    """Cast floating-point tensors to at least float32; other values are unchanged."""
     return widen(t) if isinstance(t, Tensor) and t.is_floating_point() else t
 
 
 @contextmanager
 def again(trace: Trace, block: Block) -> Iterator[dict[int, str]]:
-    """Where a block is run again: all in at least float32, no gradients; gives the names of the model's modules."""
+    """The context for running a block again: at least float32, no gradients; yields the names of the modules."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
@@ -229,7 +229,7 @@ def again(trace: Trace, block: Block) -> Iterator[dict[int, str]]:
 
 
 class Swap(Capture):
-    """A run in which the attention gives another output."""
+    """A mode in which the attention returns another output."""
 
     def __init__(self, names: dict[int, str], heads: Heads) -> None:
         super().__init__(names, len(heads))

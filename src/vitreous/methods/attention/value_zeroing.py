@@ -28,7 +28,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Map, Tokens
 
-CACHE = 5_000_000  # bytes: on a CPU, more activations than this at a time are slower
+CACHE = 5_000_000  # bytes of activations per batch on a CPU; more are slower
 
 
 @method(cite="mohebbi2023quantifying", attention=True, alone=True)
@@ -52,9 +52,9 @@ def value_zeroing(
 
 
 def read_image(trace: Trace, index: int, numbers: list[int], normalise: bool) -> Float[Tensor, "N"]:
-    """ρᵀC of one image's layer, or ρᵀ of the product of many."""
+    """ρᵀC of one layer of one image, or ρᵀ times the product over several layers."""
     tokens = trace.read_tokens
-    whole = len(numbers) > 1 or tokens is None  # are there layers of which all rows are read?
+    whole = len(numbers) > 1 or tokens is None  # whether some layers need all rows
     layers = record(trace, trace.images[index : index + 1], numbers, projections=whole)
     carried = trace.readout[index]  # [N]
     for number in reversed(numbers):
@@ -68,7 +68,7 @@ def read_image(trace: Trace, index: int, numbers: list[int], normalise: bool) ->
 
 
 def value_changes(trace: Trace, layer: Layer, rows: list[int] | None = None) -> Float[Tensor, "n N"]:
-    """C of one image's layer: all rows, or these."""
+    """C of one layer of one image: all rows, or these."""
     assert layer.block is not None
     count = layer.attention.shape[2]
     with again(trace, layer.block) as names:
@@ -82,7 +82,7 @@ def value_changes(trace: Trace, layer: Layer, rows: list[int] | None = None) -> 
 
 
 class Runs:
-    """The runs of one image's block with a value zeroed."""
+    """Runs of one block of one image with a value set to zero."""
 
     def __init__(self, layer: Layer, block: Block, names: dict[int, str]) -> None:
         self.block, self.names, self.projection, self.call = block, names, layer.projection, layer.attention
@@ -92,21 +92,21 @@ class Runs:
         self.whole = block.out if layer.exact else self.swapped(self.tokens, self.out[None])  # x̃ [1 N D]
 
     def batches(self, run: Callable[[slice], Tensor], count: int) -> Tensor:
-        """`run` on slices of 0…count that suit the machine, joined."""
+        """Call `run` on slices of 0…count that fit the machine, and concatenate the results."""
         size = 4 * self.tokens.nbytes  # an MLP is four times as wide as the tokens
         device = self.tokens.device
         most = max(1, CACHE // size) if device.type == "cpu" else None
         return torch.cat(in_batches(run, count, batch_size(4 * size, device, most)))
 
     def swapped(self, tokens: Tokens, heads: Heads) -> Tokens:
-        """What leaves the block when these tokens enter and its attention gives this."""
+        """The output of the block for these input tokens and this attention output."""
         with Swap(self.names, heads):
             return self.block.run(tokens)
 
     def by_row(self, rows: list[int]) -> Float[Tensor, "n N"] | None:
-        """C by rows, where all that follows the attention is done token by token (None: it is not).
+        """C by rows, if everything after the attention treats each token independently (None if it does not).
 
-        Image r of a batch is token i_r again and again; in place j it has lost value j.
+        Image r of a batch repeats token i_r; at position j, value j is set to zero.
         """
 
         def run(part: slice, share: float = 1.0) -> Tensor:
@@ -121,7 +121,7 @@ class Runs:
         return self.batches(lambda part: distance(run(part), kept[part]), len(rows))
 
     def by_value(self) -> Float[Tensor, "N N"]:
-        """C by columns: image j of a batch has lost value j."""
+        """C by columns: in image j of a batch, value j is set to zero."""
         run = self.projected() or self.replaced
         return self.batches(lambda part: distance(run(part), self.whole), self.count).T
 
@@ -130,14 +130,14 @@ class Runs:
         return self.call.weights[0]
 
     def replaced(self, part: slice) -> Tokens:
-        """The block with O − A_j ⊗ v_j in place of O, for each of these j."""
+        """Run the block with O − A_j ⊗ v_j in place of O, for each of these j."""
         a = self.a[:, :, part].permute(2, 0, 1)[..., None]  # [J H N 1]
         v = self.v[:, part].transpose(0, 1)[:, :, None]  # [J H 1 d]
         heads = self.out - a * v
         return self.swapped(self.tokens.expand(len(heads), -1, -1), heads)
 
     def projected(self) -> Callable[[slice], Tokens] | None:
-        """The same, changed behind the output projection, so that all before it is run for one image only.
+        """The same, changed after the output projection, so that everything before it runs for one image only.
 
         o_i⁻ʲ = o_i − Σ_h A^h_ij W_O^h v_j^h
         """
@@ -162,16 +162,16 @@ class Runs:
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
-            return None  # what follows does not take more images than came before
+            return None  # the rest of the block does not accept more images than before
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """The same but for rounding."""
+    """Whether two tensors are equal up to rounding."""
     return a.shape == b.shape and bool((a - b).abs().max() <= 200 * torch.finfo(b.dtype).eps * b.abs().max())
 
 
 def distance(a: Tokens, b: Tensor) -> Float[Tensor, "B N"]:
-    """1 − cos, as ½|u − v|² of unit vectors: nothing cancels."""
+    """1 − cos as ½|u − v|² of unit vectors, which avoids cancellation."""
     u, v = (x / x.norm(dim=-1, keepdim=True) for x in (a, b))
     apart: Tensor = (u - v).norm(dim=-1)
     return apart.square() / 2

@@ -1,1 +1,1 @@
-"""Attention weighted by what the target wants of it."""
+"""Attention weighted by the gradient of the target."""

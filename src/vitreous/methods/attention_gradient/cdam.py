@@ -16,7 +16,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
-COPIES = 128  # images times noisy copies in one pass of the last block
+COPIES = 128  # images × noisy copies in one forward pass of the last block
 
 
 def is_vanilla(options: Mapping[str, Any]) -> bool:
@@ -53,7 +53,7 @@ def cdam(
     Sᵢ = Σ_j T_ij · ∂y/∂T_ij, T the normalised tokens that enter the last attention
     """
     if split != "total" and variant != "vanilla":
-        raise OptionError(f"cdam.split={split} goes with variant=vanilla only")
+        raise OptionError(f"cdam.split={split} works with variant=vanilla only")
     if split != "total":
         tokens, grad = split_grad(trace, target, split)
     elif variant == "vanilla":
@@ -64,7 +64,7 @@ def cdam(
 
 
 def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: float, seed: int) -> tuple[Tensor, Tensor]:
-    """T, and ∂y/∂T averaged over noise or over the way from 0; only the last block runs for every copy."""
+    """T, and ∂y/∂T averaged over noise or over the path from 0; only the last block runs for every copy."""
     record = trace.cut()
     tokens = trace.batch_first(record.entry.detach())  # [B N D]
     fixed = target.fix(record.output)
@@ -88,7 +88,7 @@ def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: flo
 
 
 def trace_copies(tokens: Tensor, scale: Tensor) -> Tensor:
-    """[B N D] to [B S N D], each copy scaled."""
+    """Expand [B N D] to [B S N D], each copy scaled."""
     return tokens[:, None] * scale.view(1, -1, *[1] * (tokens.ndim - 1))
 
 
@@ -105,7 +105,7 @@ def grad_at(trace: Trace, target: Target, tokens: Tensor, copies: int) -> Tensor
 
     try:
         run = trace.run(trace.images, Run.from_layer(last, edit).entering(repeat, len(tokens)))
-    except (RuntimeError, ModelError):  # what follows the block cannot take more images: all of it runs for every copy
+    except (RuntimeError, ModelError):  # later layers cannot take more images: run everything for every copy
         run = trace.run(trace.images.repeat_interleave(copies, 0), Run.from_layer(last, edit))
     (grad,) = gradients(trace.score(target, run), [run.entry])
     return trace.batch_first(grad)
@@ -131,7 +131,7 @@ def split_grad(trace: Trace, target: Target, split: str) -> tuple[Tensor, Tensor
 
 
 def keys_grad(layer: Attention, dout: Tensor) -> tuple[Tensor, Tensor]:
-    """K as autograd knows it, and ∂y/∂K."""
+    """K in the autograd graph, and ∂y/∂K."""
     if layer.given is not None:
         if layer.keys is None:
             raise Unsupported(f"cdam.split=key cannot find the keys of {layer.name}; use split=value")

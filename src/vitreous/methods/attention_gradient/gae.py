@@ -26,9 +26,9 @@ def gae(
     R ← R + mean_h (∇A ⊙ A)⁺ · R, R₀ = I; ρᵀ(R − I), carried as one row from the last layer to the first
     """
     check_start(trace, start_layer)
-    trace.followed(seen=False)  # the one run that all below is read from
+    trace.followed(seen=False)  # the one forward pass that everything below uses
     read = trace.readout
-    gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
+    gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that small values are not lost to rounding
     left = trace.layout.layers
 
     def visit(layer: Shown) -> None:

@@ -34,7 +34,7 @@ def grad_rollout(
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """
     check_start(trace, start_layer)
-    trace.followed(seen=False)  # the one run that all below is read from
+    trace.followed(seen=False)  # the one forward pass that everything below uses
     carried = trace.readout
     left = trace.layout.layers
 

@@ -33,12 +33,12 @@ def legrad(
     read = trace.readout
 
     def pooled(tokens: tuple[Tensor, ...]) -> Tensor:
-        """Behind the batch: for each layer, tokens that are all alike, so that any head reads their pool."""
+        """Rows appended to the batch: for each layer, identical tokens, so that any classifier receives their pool."""
         alike = [t.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", read.to(t), t) for t in tokens]
         return torch.cat([one[:, None].expand_as(t) for one, t in zip(alike, tokens)])
 
     def run() -> tuple[Finished, Finished]:
-        """What it says of the images themselves, and of every layer."""
+        """The forward pass for the images themselves, and with the rows of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
         whole = trace.run(leaf, Run.from_pixels().extended(pooled))
         return rows_of_run(whole, slice(count)), whole

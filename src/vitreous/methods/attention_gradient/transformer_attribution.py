@@ -28,8 +28,8 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Row, Weights
 
 Precision = Literal["double", "single"]
-FOOTPRINT = {"double": 5, "single": 4}  # bytes for each number that a plain gradient keeps
-IN_CACHES = 2**29  # bytes: on a CPU fewer images at a time are faster
+FOOTPRINT = {"double": 5, "single": 4}  # bytes of memory per number that a plain gradient keeps
+IN_CACHES = 2**29  # bytes per batch on a CPU, where fewer images at a time are faster
 
 
 def is_single(options: Mapping[str, Any]) -> bool:
@@ -70,23 +70,23 @@ def transformer_attribution(
 
 
 def at_once(trace: Trace, precision: Precision) -> int:
-    """How many images are run at a time."""
+    """The number of images per batch."""
     each = trace.layout.footprint[1] * FOOTPRINT[precision] // trace.images.dtype.itemsize
     cpu = trace.images.device.type == "cpu"
     return batch_size(each, trace.images.device, max(1, IN_CACHES // max(1, each)) if cpu else None)
 
 
 def joined(images: Images, runs: list[Finished]) -> Finished:
-    """What runs of parts said of all."""
+    """Concatenate the results of several batches."""
     outputs, embeddings = zip(*((run.output, run.embedding) for run in runs))
     return Finished(images, (), NO_LAYER, output=torch.cat(outputs), embedding=torch.cat(embeddings))
 
 
 def rolled(trace: Trace, target: Target, start_layer: int, precision: Precision) -> Map:
-    """The product, carried as one row from the last layer to the first."""
+    """The product over layers, carried as one row from the last layer to the first."""
     layers = relevances(trace, target, start_layer, precision)
     read = trace.readout.to(torch.float64 if precision == "double" else torch.float32)
-    gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that little is not lost in it
+    gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that small values are not lost to rounding
     tokens = trace.read_tokens
     for layer in reversed(layers):
         row = (read + gained).float()[:, None, None]  # [B 1 1 N]
@@ -107,7 +107,7 @@ class Layer:
     attention: Attention
     grad: Tensor
     relevance: Tensor
-    seen: tuple[Weights, Weights | None] | None = None  # R_A and ∂y/∂A, where the passes back had them
+    seen: tuple[Weights, Weights | None] | None = None  # R_A and ∂y/∂A, if the backward passes kept them
 
     def chunks(self, tokens: list[int] | None = None) -> Iterator[tuple[slice | list[int], Weights, Weights]]:
         """Rows, R_A and ∂y/∂A, in float32 or less: R_A = A ⊙ (R_O/O)·Vᵀ / 2."""
@@ -132,7 +132,7 @@ class Layer:
 
 
 def relevances(trace: Trace, target: Target, start_layer: int = 0, precision: Precision = "double") -> list[Layer]:
-    """Every layer from `start_layer` on: one run, one pass back for the gradient and one for the relevance."""
+    """Every layer from `start_layer` on: one forward pass, one backward pass for the gradient, one for relevance."""
     record, (chefer, rules) = trace.kept(f"chefer, {precision}", partial(run_under_rules, trace, precision))
     layers = record.layers[start_layer:]
     nodes = [layer.node for layer in layers]
@@ -149,7 +149,7 @@ def relevances(trace: Trace, target: Target, start_layer: int = 0, precision: Pr
 
 
 def taken(layer: Attention, passes: int) -> tuple[Weights, Weights | None] | None:
-    """R_A and ∂y/∂A (or only the first) of this attention, if it was one pass of relevance that came through it."""
+    """R_A and ∂y/∂A (or only the first) of this attention, if exactly one relevance pass went through it."""
     call: Attended | None = getattr(layer.node, CALL, None)
     if call is None or call.ra is None:
         return None
@@ -158,11 +158,11 @@ def taken(layer: Attention, passes: int) -> tuple[Weights, Weights | None] | Non
 
 
 def run_under_rules(trace: Trace, precision: Precision) -> tuple[Finished, tuple[Chefer, Rules]]:
-    """A run under Chefer's rules: in float64 whatever the model's precision, or in its own."""
+    """A forward pass under Chefer's rules: in float64 whatever the model's precision, or in its own."""
     chefer = Chefer(len(trace), trace.batch_axis)
     dtype = dtype_of(precision, trace.images)
     images = trace.images.detach().to(dtype, copy=True).requires_grad_()
-    narrow = narrowing(trace, fold=False)  # found out without the rules
+    narrow = narrowing(trace, fold=False)  # checked without the rules
     own = precision == "single" and dtype == trace.images.dtype
     with Rules(chefer.table, names_of(trace.model.module)) as rules, nullcontext() if own else Cast(dtype):
         record = trace.run(images, Run.from_pixels().narrowed(narrow))
@@ -170,7 +170,7 @@ def run_under_rules(trace: Trace, precision: Precision) -> tuple[Finished, tuple
 
 
 def dtype_of(precision: Precision, images: Images) -> torch.dtype:
-    """Of the run: float64, or the model's own; float16 holds neither small nor large relevance, float32 does."""
+    """The precision of the run: float64 or the model's own; float32 for float16, which over- and underflows."""
     if precision == "single":
         return torch.float32 if images.dtype == torch.float16 else images.dtype
     if images.device.type == "mps":
@@ -179,15 +179,16 @@ def dtype_of(precision: Precision, images: Images) -> torch.dtype:
 
 
 def beginnings(target: Target, record: Finished) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-    """Where relevance begins, and how much: at the outputs, what the score makes of them (of a class: one).
+    """The tensors at which relevance starts, and its initial values: at the outputs, their weight in the score (1 for
+    a class).
 
-    What speaks against (the other class of a contrast) is followed apart, to be taken off. A score of the embedding z
-    is one more linear layer with the weights ∂y/∂z.
+    Evidence against, such as the other class of a contrast, is propagated separately and subtracted. A score of the
+    embedding z counts as one more linear layer with the weights ∂y/∂z.
     """
     output, z = (t.detach().requires_grad_() for t in (record.output, record.embedding))
     with torch.enable_grad():
         weight, inner = gradients(target(output, z), [output, z])
-    if target.one_class:  # no number is asked for
+    if target.one_class:  # needs no GPU synchronisation
         yield 1, [record.output], [weight]
         return
     helps = (inner * z.detach()).clamp_min(0)

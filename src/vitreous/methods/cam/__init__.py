@@ -1,1 +1,1 @@
-"""Class activation maps: feature maps weighted by what the target wants of them."""
+"""Class activation maps: feature maps weighted by the gradient of the target."""

@@ -1,1 +1,1 @@
-"""Maps that know nothing of the model: what every other method must beat."""
+"""Controls: maps that do not depend on the model, which every other method must beat."""

@@ -1,1 +1,1 @@
-"""Relevance, propagated from the score back to the tokens or the pixels."""
+"""Layer-wise relevance propagation: from the score back to the tokens or the pixels."""

@@ -1,4 +1,4 @@
-"""One run of a model under a table of rules, and the relevance that is read from it."""
+"""Run a model under a table of rules, and compute the relevance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def relevance_map(trace: Trace, target: Target, table: Table, wrt: Literal["toke
 
 
 def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
-    """Tokens [B N D], [B h w D] or [B D h w] as they lie in the image, on the grid of the first block."""
+    """Arrange tokens [B N D], [B h w D] or [B D h w] on the patch grid of the first block."""
     if tokens.ndim == 4 and tokens.shape[0] == len(trace):
         for placed in (tokens, tokens.movedim(1, -1)):
             if covers((placed.shape[1], placed.shape[2]), trace.size):
@@ -39,11 +39,11 @@ def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
         with suppress(Unsupported):
             return trace.to_patches(tokens)
     found = "×".join(map(str, tokens.shape[1:]))
-    raise Unsupported(f"{trace.model.name}'s first block reads {found}, which is no grid of patches; use wrt=image")
+    raise Unsupported(f"the first block of {trace.model.name} takes {found}, which is not a patch grid; use wrt=image")
 
 
 def covers(grid: tuple[int, int], size: tuple[int, int]) -> bool:
-    """Is this an image of that size, in square patches?"""
+    """Whether the grid divides an image of that size into square patches."""
     patch = -(-size[0] // grid[0])
     return grid == (-(-size[0] // patch), -(-size[1] // patch))
 
@@ -52,7 +52,7 @@ def token_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
     """x·∂y/∂x of all tokens that enter the first block, [B N D] (or [B h w D])."""
     record, (rules, tokens) = trace.kept(table.name, partial(run_under, trace, table))
     if tokens is None:
-        raise Unsupported(f"{trace.model.name} shows no tokens that enter its first block; use wrt=image")
+        raise Unsupported(f"the tokens that enter the first block of {trace.model.name} are not visible; use wrt=image")
     return relevance_of(tokens, trace, target, record, rules).movedim(trace.batch_axis, 0)
 
 
@@ -69,7 +69,7 @@ def relevance_of(x: Tensor, trace: Trace, target: Target, record: Finished, rule
 
 
 def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
-    """A run in which every function that carries a signal follows its rule."""
+    """A forward pass in which every function of a signal follows its rule."""
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
     entry = None if has_blocks or not layout.entries else layout.entries[0]
@@ -79,7 +79,7 @@ def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
         entered.append(tokens)
         return tokens
 
-    how = Run.from_pixels().narrowed(narrowing(trace, fold=False))  # found out without the rules
+    how = Run.from_pixels().narrowed(narrowing(trace, fold=False))  # checked without the rules
     how = how.entering(note) if has_blocks else how
     with Rules(table, names_of(trace.model.module), entry) as rules:
         record = trace.run(images, how)

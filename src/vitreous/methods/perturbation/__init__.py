@@ -1,1 +1,1 @@
-"""Methods that change the image and look what happens."""
+"""Perturbation methods: change the image or its tokens and measure the effect on the score."""

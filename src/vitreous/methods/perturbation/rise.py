@@ -58,7 +58,7 @@ def draw(stream: torch.Generator, masks: int, cells: int, keep: float, size: tup
 def mean_shown(
     trace: Trace, index: int, target: Target, cover: Images, visible: Cells, shifts: Shifts, key: Hashable
 ) -> Float[Tensor, "Y X"]:
-    """The weighted mean of one image; masks are made a few at a time, once to be seen and once to be summed."""
+    """The weighted mean of one image; masks are made a few at a time, once for the scores and once for the sum."""
     image = widen(trace.images[index : index + 1])
     coarse, shifts, cover = visible.to(image), shifts.to(image.device), cover.to(image)
     down, across = (stretch_shifted(visible.shape[-1], side, image) for side in trace.size)
@@ -83,10 +83,10 @@ def mean_shown(
 
 
 def stretch_shifted(cells: int, side: int, like: Tensor) -> Stretch:
-    """Cells enlarged to one cell more than the image, so that there is room to shift."""
+    """Cells upsampled to one cell more than the image, so that there is room to shift."""
     return stretch(cells, (cells + 1) * -(-side // cells)).to(like)
 
 
 def cut(whole: Stretch, shifts: Int[Tensor, "K"], side: int) -> Stretch:
-    """Each mask's own part of an enlargement."""
+    """The part of the upsampled cells that each mask uses."""
     return whole[shifts[:, None] + torch.arange(side, device=shifts.device)]

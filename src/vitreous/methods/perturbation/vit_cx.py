@@ -17,7 +17,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
-FLAT = 1e-6  # a range this small, of the largest value, is rounding
+FLAT = 1e-6  # a range below this share of the largest value is rounding
 
 Coarse = Float[Tensor, "_ h w"]  # channels or masks
 
@@ -59,7 +59,7 @@ def vit_cx(
 
 
 def merged(channels: Coarse, down: Stretch, across: Stretch, threshold: float) -> Coarse:
-    """The masks of one image: channels that are alike, added up."""
+    """The masks of one image: sums of similar channels."""
     single = from_0_to_1(channels, down, across)
     labels = torch.from_numpy(clusters(distances(single, down, across), threshold))
     sums = single.new_zeros(int(labels.max()) if len(labels) else 0, *single.shape[1:])
@@ -67,7 +67,7 @@ def merged(channels: Coarse, down: Stretch, across: Stretch, threshold: float) -
 
 
 def from_0_to_1(maps: Coarse, down: Stretch, across: Stretch) -> Coarse:
-    """Maps that go from 0 to 1 once they are enlarged; those that are the same everywhere are left out."""
+    """Scale maps so that they range from 0 to 1 after upsampling; constant maps are dropped."""
     large = enlarge(maps, turns(down), turns(across)).flatten(1)
     low, width = large.amin(1), large.amax(1) - large.amin(1)
     varied = width > FLAT * large.abs().amax(1)
@@ -75,21 +75,21 @@ def from_0_to_1(maps: Coarse, down: Stretch, across: Stretch) -> Coarse:
 
 
 def turns(large: Stretch) -> Stretch:
-    """The pixels between which an enlargement is straight, so that its extremes are among them."""
+    """The pixels between which the upsampled map is linear, so that its extremes are among them."""
     seen = large > 0
     new = torch.cat([seen.new_ones(1), (seen[1:] != seen[:-1]).any(1), seen.new_ones(1)])
     return large[new[1:] | new[:-1]]
 
 
 def distances(maps: Coarse, down: Stretch, across: Stretch) -> Float[Tensor, "K K"]:
-    """1 − cosine of the enlarged maps, which need not be made: ⟨U m Vᵀ, U m′ Vᵀ⟩ = ⟨UᵀU m VᵀV, m′⟩."""
+    """1 − cosine of the upsampled maps, which need not be formed: ⟨U m Vᵀ, U m′ Vᵀ⟩ = ⟨UᵀU m VᵀV, m′⟩."""
     products = enlarge(maps, down.mT @ down, across.mT @ across).flatten(1) @ maps.flatten(1).mT
     norms = products.diagonal().sqrt()
     return 1 - products / (norms[:, None] * norms)
 
 
 def clusters(distance: Float[Tensor, "K K"], threshold: float) -> np.ndarray:
-    """A number from 1 for each map: the same where complete linkage merges them below the threshold."""
+    """The cluster of each map, from 1: complete linkage, merged below the threshold."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
     if len(distance) < 2:
@@ -115,7 +115,7 @@ def mask_scores(
     hidden = torch.zeros_like(image) if hiding is None else hiding.to(image)
 
     def pictures(part: slice) -> Images:
-        """The image through each mask; then, for each again, the whole image with the same noise."""
+        """The image under each mask, then for each mask the whole image with the same noise."""
         number = torch.arange(part.start, part.stop, device=image.device)
         mask = enlarge(coarse[number % count], down, across)[:, None]
         shown = torch.where((number < count)[:, None, None, None], mask, 1)
@@ -130,6 +130,6 @@ def mask_scores(
 
 
 def mean_mask(masks: Coarse, scores: Scores, down: Stretch, across: Stretch) -> Float[Tensor, "Y X"]:
-    """Σ s·M / Σ M / K; enlarging is linear, so the sums are enlarged."""
+    """Σ s·M / Σ M / K; upsampling is linear, so the sums are upsampled."""
     both = enlarge(torch.stack([torch.tensordot(scores, masks, 1), masks.sum(0)]), down, across)
     return both[0] / both[1].clamp_min(FLAT) / max(1, len(masks))

@@ -1,1 +1,1 @@
-"""Runs of images with tokens dropped or patches hidden."""
+"""Forward passes with tokens dropped or patches hidden."""

@@ -1,8 +1,8 @@
 """The score of an image without some of its tokens.
 
-Tokens are left out in the cheapest way that gives the same output: cut out of the sequence, cut out behind the first
-block, or hidden from every attention. Which way a model allows is checked once: with nothing left out, the output must
-be that of a plain run, and cutting must give the output of hiding.
+Tokens are dropped in the cheapest way that gives the correct output: cut out of the sequence, cut out after the first
+block, or masked in every attention. Which ways a model supports is checked once: with nothing dropped, the output must
+be that of a plain forward pass, and cutting must give the same output as masking.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
 VariantScores = Float[Tensor, "V"]
-MOST_KEPT = 2**25  # numbers, of the outputs of all variants of a trace
+MOST_KEPT = 2**25  # numbers in the cached outputs of all variants of a trace
 WORKS = "can tokens be left out?"
 CUTS = "can tokens be cut out of the sequence?"
 LEAVES = "can a token be cut out behind the first block?"
@@ -34,14 +34,14 @@ LEAVES = "can a token be cut out behind the first block?"
 def scores_of(
     trace: Trace, target: Target, images: Callable[[slice], Images], count: int, what: str, key: Hashable | None = None
 ) -> Scores:
-    """The score of each of `count` images, for the target of one; `images` makes a slice of them."""
+    """The scores of `count` images for one image's target; `images` makes the images of a slice."""
     return scores_each(trace, target, [0] * count, lambda part: lean_run(trace, images(part)), what, key=key)
 
 
 def scores_without(
     trace: Trace, index: int, target: Target, left: Left, what: str, key: Hashable | None = None
 ) -> Scores:
-    """The score of one image without each of these tokens, for the target of that image."""
+    """The scores of one image without each of these tokens in turn, for the target of that image."""
     image, trial = trace.images[index : index + 1], try_dropping(trace, index, left)
     shared: Shared = {}
 
@@ -55,7 +55,7 @@ def scores_without(
 def scores_keeping(
     trace: Trace, target: Target, rows: Sequence[int], keep: Kept, what: str | None = None
 ) -> VariantScores:
-    """The score of image `rows[i]` with the tokens `keep[i]` only: the others are cut out, so that it costs less."""
+    """The score of image `rows[i]` with only the tokens `keep[i]`; the others are cut out, which saves time."""
     refuse_dropping(trace)
     cut = cuts(trace)
 
@@ -74,9 +74,9 @@ def scores_each(
     share: float = 1.0,
     key: Hashable | None = None,
 ) -> VariantScores:
-    """Scores of slices of variants, variant i of image `rows[i]`; each takes this share of an image's memory.
+    """Scores of variants, computed in slices; variant i belongs to image `rows[i]` and takes this share of its memory.
 
-    `key`: these variants are always the same for this key and trace, so that other targets need not run them again.
+    `key` identifies the variants within the trace, so that other targets can reuse their outputs.
     """
     size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
     if key is None or len(rows) * (trace.model.outputs or 0) > MOST_KEPT:
@@ -90,37 +90,37 @@ def scores_each(
 
 
 def ends_of(run: Finished) -> tuple[Tensor, Tensor]:
-    """What scores are made of."""
+    """The output and the embedding, from which scores are computed."""
     return run.output.detach(), run.embedding.detach()
 
 
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
-    """What is asked of the images, fixed, as a logit or a probability; and their scores now."""
+    """The fixed target of the images, by logit or probability, and their current scores."""
     trace.plain()
     fixed = target.fix(trace.output)
     if of == "probability":
         if not fixed.names_classes:
-            raise OptionError(f"of=probability needs a class, and {target} is none; use of=logit")
+            raise OptionError(f"of=probability needs a class, and {target} is not one; use of=logit")
         fixed = Probability(fixed)
     return fixed, trace.score(fixed).detach()
 
 
-# ---------------------------------------------------------------------------------------------------- ways to run it
+# -------------------------------------------------------------------------------------------- ways to drop tokens
 
 
 def lean_run(
     trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, count: int | None = None
 ) -> Finished:
-    """Images (or what `enter` makes of their tokens) with some tokens hidden from every attention."""
+    """Run images (or what `enter` makes of their tokens) with some tokens masked in every attention."""
     how = trace.least(Run.to_output(), proven=gone is None)
     if gone is not None and how.narrow is not None:
-        how = how.narrowed(Narrow())  # attention must be there to hide keys from it
+        how = how.narrowed(Narrow())  # keys can only be masked in an attention that is not folded
     with Lean(trace, gone):
         return trace.run(images, how if enter is None else how.entering(enter, count))
 
 
 def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Finished:
-    """Images with some of their tokens: cut out of the sequence, or hidden."""
+    """Run images with some of their tokens only; the others are cut out of the sequence, or masked."""
     images = trace.images[list(rows)]
     if not cut:
         return lean_run(trace, images, gone_of(trace, keep))
@@ -130,9 +130,9 @@ def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Fin
 
 
 def run_leaving(trace: Trace, image: Images, left: Left, shared: Shared) -> Finished:
-    """One image without each of these tokens: hidden in the first block, cut out behind it.
+    """Run one image without each of these tokens: masked in the first block, cut out after it.
 
-    `shared`: what is the same for all tokens of this image, kept from run to run.
+    `shared`: results that are the same for all tokens of this image, kept between calls.
     """
     count, layout = len(left), trace.layout
     every = torch.arange(layout.tokens - 1, device=left.device).expand(count, -1)
@@ -144,18 +144,18 @@ def run_leaving(trace: Trace, image: Images, left: Left, shared: Shared) -> Fini
 
 
 def run_without(trace: Trace, image: Images, gone: Gone) -> Finished:
-    """One image, once for each row of `gone`, whose tokens are hidden from every attention."""
+    """Run one image once for each row of `gone`, with those tokens masked in every attention."""
     count = len(gone)
     if len(trace.layout.blocks) == trace.layout.layers:
         try:
             return lean_run(trace, image, gone, partial(repeated, count, trace.batch_axis), count)
-        except ModelError:  # it writes into its tokens, or counts its images before the first block
+        except ModelError:  # the model writes into its tokens in place, or uses the batch size before the first block
             pass
     return lean_run(trace, image.expand(count, -1, -1, -1).contiguous(), gone)
 
 
 def fewer(how: Run, tokens: int) -> Run:
-    """The same run with so many tokens."""
+    """The same run with this number of tokens."""
     return how if how.narrow is None else how.narrowed(Narrow(how.narrow.fold, tokens))
 
 
@@ -164,20 +164,20 @@ def gone_of(trace: Trace, keep: Kept) -> Gone:
     return torch.ones(len(keep), trace.layout.tokens, dtype=torch.bool, device=keep.device).scatter_(1, keep, False)
 
 
-# ------------------------------------------------------------------------------------------------ which way is right
+# ----------------------------------------------------------------------------------- which ways a model supports
 
 Trial = dict[int, Tensor]  # the output of an image without a token, by the token
 
 
 def refuse_dropping(trace: Trace) -> None:
-    """Raise unless tokens can be left out of this model."""
+    """Raise unless this model supports dropping tokens."""
     try_dropping(trace, 0, torch.zeros(0, dtype=torch.long, device=trace.images.device))
 
 
 def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
-    """Check once that a token that is gone has no influence, and that a model with all its tokens is as it was.
+    """Check once that a dropped token has no influence, and that the output is unchanged if none is dropped.
 
-    The run that checks this also hides two of the tokens `left`, for `leave` to be compared with.
+    The same forward pass also masks two of the tokens `left`, as a reference for `leave`.
     """
     facts, works = trace.model.facts, asked(trace, WORKS)
     trial: Trial = {}
@@ -190,14 +190,14 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
         facts.note(works, works_now)
     if not facts.get(works):
         raise Unsupported(
-            f"{trace.model.name} reads its tokens in other ways than attention and their mean, so none can be left "
-            "out. Try occlusion, rise or gradcam."
+            f"{trace.model.name} uses its tokens in other ways than attention and their mean, so none can be dropped. "
+            "Try occlusion, rise or gradcam."
         )
     return trial
 
 
 def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None:
-    """The same where the last block was not checked; None: it may be the one that computes too little."""
+    """The same with an unchecked last block; None if that block may be the cause of a difference."""
     try:
         found = can_drop(trace, index, left)
     except ModelError:
@@ -206,7 +206,7 @@ def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None
 
 
 def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
-    """Is nothing changed while no token is gone, and does the content of one that is gone not matter?"""
+    """Whether the output is unchanged if no token is dropped, and independent of the content of a dropped token."""
     layout, image = trace.layout, trace.images[index : index + 1]
     (row, column), (y, x) = (layout.grid[0] // 2, layout.grid[1] // 2), layout.patch or (1, 1)
     spoilt = image.clone()
@@ -223,9 +223,9 @@ def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
 
 
 def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial) -> Finished | None:
-    """A run that cuts each of these tokens out behind the first block; None: the model does not allow it.
+    """Run with each of these tokens cut out after the first block; None if the model does not support it.
 
-    The first such run of a model is compared with what hiding the same tokens gave.
+    The first such run of a model is compared with masking the same tokens.
     """
     facts, allowed = trace.model.facts, asked(trace, LEAVES)
     if facts.get(allowed) is False or not has_blocks(trace):
@@ -242,27 +242,27 @@ def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial)
 
 
 def try_leaving(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial) -> Finished | None:
-    """Such a run, if it gives what hiding the same tokens gave."""
+    """Such a run, if it gives the same output as masking."""
     try:
         found = run_leaving(trace, image, left, shared)
-    except ModelError:  # it counts its tokens elsewhere
+    except ModelError:  # the model uses the number of tokens elsewhere
         return None
     pairs = [(row, trial[token]) for token, row in zip(left.tolist(), found.output.detach()) if token in trial]
     return found if pairs and all(near(row, expected) for row, expected in pairs) else None
 
 
 def has_blocks(trace: Trace) -> bool:
-    """Is there a block behind the first?"""
+    """Whether there is a second block."""
     return len(trace.layout.blocks) == trace.layout.layers >= 2
 
 
 def cuts(trace: Trace) -> bool:
-    """Does cutting tokens out of the sequence give what hiding them from attention gives?"""
+    """Whether cutting tokens out of the sequence gives the same output as masking them."""
     return known(trace, CUTS, lambda: can_cut(trace))
 
 
 def can_cut(trace: Trace) -> bool:
-    """Half of the patches, cut out and hidden."""
+    """Compare cutting and masking half of the patches."""
     layout, device = trace.layout, trace.images.device
     if len(layout.blocks) != layout.layers:
         return False
@@ -274,6 +274,6 @@ def can_cut(trace: Trace) -> bool:
     rows = [0] * len(keep)
     try:
         found = run_keeping(trace, rows, keep, cut=True).output
-    except ModelError:  # it counts its tokens elsewhere
+    except ModelError:  # the model uses the number of tokens elsewhere
         return False
     return near(found, run_keeping(trace, rows, keep, cut=False).output)

@@ -1,4 +1,4 @@
-"""What stands in place of hidden pixels, and coarse masks that are as large as the image only when needed."""
+"""Fills for hidden pixels, and coarse masks that are upsampled to the image only when needed."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Images
 
 Fill = Literal["mean", "blur", "zero"]
-Stretch = Float[Tensor, "..."]  # [size cells], perhaps of each mask: how much of each cell is in each pixel
+Stretch = Float[Tensor, "..."]  # [size cells], possibly per mask: the weight of each cell in each pixel
 
 
 def filled(trace: Trace, fill: Fill) -> Images:
-    """Each image with all its pixels hidden: its mean colour, itself blurred, or zero (normalised: the usual mean)."""
+    """The fill of each image: its mean colour, the blurred image, or zero (after normalisation, the mean colour)."""
     if fill == "mean":
         return widen(trace.images).mean((2, 3), keepdim=True).to(trace.images.dtype).expand_as(trace.images)
     return baseline_images(trace, fill, seed=0)
 
 
 def stretch(cells: int, size: int) -> Float[Tensor, "size cells"]:
-    """Bilinear resizing along one side, as a matrix."""
+    """Bilinear resizing along one axis, as a matrix."""
     each = torch.eye(cells, dtype=torch.float64)[None, None]
     return F.interpolate(each, (size, cells), mode="bilinear", antialias=True)[0, 0]
 
 
 def enlarge(coarse: Float[Tensor, "K a b"], down: Stretch, across: Stretch) -> Float[Tensor, "K Y X"]:
-    """Coarse masks in the size of the image."""
+    """Coarse masks upsampled to the size of the image."""
     return down @ coarse @ across.mT
 
 
 def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:
-    """Images with nothing to explain: zero (the mean colour), themselves blurred, or noise."""
+    """Baseline images: zero (the mean colour), the blurred image, or noise."""
     images = trace.images
     if baseline == "zero":
         return torch.zeros_like(images)
@@ -48,7 +48,7 @@ def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:
         sigma = max(trace.size) / 16
         side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
         down: Tensor = gaussian_blur(images, [1, side], [sigma, sigma])
-        blurred: Tensor = gaussian_blur(down, [side, 1], [sigma, sigma])  # one side at a time: the same, and quicker
+        blurred: Tensor = gaussian_blur(down, [side, 1], [sigma, sigma])  # separable: one axis at a time is faster
         return blurred
     noise = [torch.randn(images.shape[1:], generator=stream) for stream in trace.generators(seed)]
     return torch.stack(noise).to(images)

@@ -1,7 +1,7 @@
-"""Images with some of their patches hidden behind another image: one score for each.
+"""Scores of images in which some patches are replaced by those of a cover image.
 
-Where a patch's token depends on that patch only, tokens are exchanged in place of pixels: patches are embedded once for
-each image and each cover, not for each variant.
+If the token of a patch depends on that patch only, tokens are exchanged instead of pixels: patches are embedded once
+for each image and each cover, not for each variant.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def scores_hidden(
     return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key)
 
 
-# ------------------------------------------------------------------------------------------------ two ways to hide
+# -------------------------------------------------------------------------------------- two ways to hide patches
 
 
 def hide_pixels(trace: Trace, cover: Images) -> Hide:
-    """From the pixels on."""
+    """Exchange pixels and run the whole network."""
 
     def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
         index = list(rows)
@@ -61,7 +61,7 @@ def hide_pixels(trace: Trace, cover: Images) -> Hide:
 
 
 def hide_tokens(trace: Trace, cover: Images) -> Hide:
-    """The same from the first block on: the cover's tokens in place of the image's."""
+    """Exchange tokens and run from the first block on."""
     shown, covering = (tokens_entering(trace, images) for images in (trace.images, cover))
 
     def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
@@ -73,7 +73,7 @@ def hide_tokens(trace: Trace, cover: Images) -> Hide:
 
 
 def pixels_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V 1 Y X"]:
-    """The pixels of the hidden patches; what is left over at the border belongs to the last patches."""
+    """The pixels of the hidden patches; a remainder at the border belongs to the last patches."""
     layout, places = trace.layout, []
     for axis in (0, 1):
         patch = layout.patch[axis] if layout.patch else trace.size[axis] // layout.grid[axis]
@@ -90,13 +90,13 @@ def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
 
 
 def tokens_entering(trace: Trace, images: Images) -> Tokens:
-    """What enters the first block; the runs end there."""
+    """The tokens that enter the first block; the forward passes end there."""
     size = batch_size(trace.layout.footprint[0], images.device)
     return torch.cat(in_batches(lambda part: entered(trace, images[part], stop=True)[0], len(images), size))
 
 
 def entered(trace: Trace, images: Images, stop: bool) -> tuple[Tensor, Finished | None]:
-    """What enters the first block of a run, images first, and the run, which ends there if `stop`."""
+    """The tokens that enter the first block, batch axis first, and the run, which ends there if `stop`."""
     kept: list[Tensor] = []
     with trace.model.still() as still:
 
@@ -111,9 +111,9 @@ def entered(trace: Trace, images: Images, stop: bool) -> tuple[Tensor, Finished 
 
 
 def is_local(trace: Trace) -> bool:
-    """Does a patch's token depend on that patch only, and the output on the tokens only?
+    """Whether the token of a patch depends on that patch only, and the output on the tokens only.
 
-    One patch changed in the image, and its token exchanged: is it the same?
+    Changing one patch of the image must give the same output as exchanging its token.
     """
     layout = trace.layout
     if not layout.layers or len(layout.blocks) != layout.layers:
@@ -129,6 +129,6 @@ def is_local(trace: Trace) -> bool:
     both = torch.cat([streams[:1], made]).movedim(0, trace.batch_axis)
     try:
         output = lean_run(trace, image, enter=lambda stream: both, count=2).output
-    except ModelError:  # it counts its images before the first block
+    except ModelError:  # the model uses the batch size before the first block
         return False
     return near(made, streams[2:]) and near(output, whole.output[::2])

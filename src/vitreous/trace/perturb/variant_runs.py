@@ -1,7 +1,7 @@
-"""Runs of many variants of one image that skip what all variants share, and tokens that are gone.
+"""Runs of many variants of one image that compute shared results once and skip dropped tokens.
 
-A token that is gone is read by nobody: no query attends to it and no pool counts it. All others keep their positions,
-also where positions are rotations (RoPE) or biases.
+No query attends to a dropped token and no pooling counts it. All other tokens keep their positions, also if positions
+are rotations (RoPE) or biases.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from vitreous.types import Heads
 
 MEAN = {torch.mean, Tensor.mean}
 Gone = Bool[Tensor, "V N"]
-Kept = Int[Tensor, "V K"]  # numbers of tokens, rising
-Left = Int[Tensor, "V"]  # the number of the one token that is gone
-Shared = dict[int, Any]  # results that all runs of one image have in common, in their order
+Kept = Int[Tensor, "V K"]  # indices of the kept tokens, ascending
+Left = Int[Tensor, "V"]  # the index of the one dropped token
+Shared = dict[int, Any]  # results that all runs of one image share, by their order in the run
 
 
 def repeated(count: int, axis: int, stream: Tensor) -> Tensor:
-    """The same tokens for so many variants, without a copy."""
+    """Expand the tokens to this number of variants, without a copy."""
     return stream.expand(*[count if i == axis else -1 for i in range(stream.ndim)])
 
 
 def one_gone(trace: Trace, left: Left) -> Gone:
-    """One token is not kept."""
+    """A mask [V N] of the one token that is dropped from each variant."""
     return left[:, None] == torch.arange(trace.layout.tokens, device=left.device)
 
 
 class Lean(TorchFunctionMode):
-    """Run a model on variants of one image without what need not be computed, and without tokens that are gone.
+    """A mode that runs a model on variants of one image, computes shared results once and skips dropped tokens.
 
-    `left`: the one token that is gone from each variant; `shared`: see `run_leaving`.
+    `left`: the one token dropped from each variant; `shared`: see `run_leaving`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Lean(TorchFunctionMode):
         shared: Shared | None = None,
     ) -> None:
         super().__init__()
-        self.shared, self.met = shared, 0  # … of which so many were met in this run
+        self.shared, self.met = shared, 0  # `met`: the number of shared results reached in this run
         self.gone, self.left = gone if left is None else one_gone(trace, left), left
         self.axis, self.layout = trace.batch_axis, trace.layout
         self.tokens = tokens or trace.layout.tokens
@@ -80,7 +80,7 @@ class Lean(TorchFunctionMode):
     def attend(
         self, func: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *rest: Any, **kw: Any
     ) -> Tensor:
-        """Attention in which nobody reads what is gone."""
+        """Attention with the dropped tokens masked."""
         mask = kw.pop("attn_mask", mask)
         if k.shape[-2] != self.tokens:
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
@@ -95,14 +95,14 @@ class Lean(TorchFunctionMode):
         return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
 
     def keys(self, ndim: int, rows: int, dtype: torch.dtype) -> Tensor:
-        """−∞ for every key that is gone, in the axes of an attention's scores."""
+        """−∞ for every dropped key, in the axes of the attention scores."""
         assert self.gone is not None
-        gone = self.gone.repeat_interleave(rows // len(self.gone), 0)  # heads may be in the first axis
+        gone = self.gone.repeat_interleave(rows // len(self.gone), 0)  # the first axis may include the heads
         hidden = torch.zeros(gone.shape, dtype=dtype, device=gone.device).masked_fill_(gone, -torch.inf)
         return hidden.view(rows, *[1] * (ndim - 2), -1)
 
     def forget(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A softmax that is about to be multiplied by values forgets what is gone: its rows sum to one again."""
+        """Remove dropped tokens from a softmax before it is multiplied by values; its rows sum to one again."""
         return tuple(self.forgotten(a) if isinstance(a, Tensor) and hasattr(a, TAG) else a for a in args)
 
     def forgotten(self, a: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Lean(TorchFunctionMode):
         return (wide / wide.sum(-1, keepdim=True)).to(a.dtype)
 
     def once(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A linear layer or a norm: once where all variants are still the same."""
+        """A linear layer or a norm, computed once while all variants are still equal."""
         x = args[0]
         axes = [i for i in range(2) if x.shape[i] > 1 and x.stride(i) == 0] if x.ndim == 3 else []
         if not axes:
@@ -124,7 +124,7 @@ class Lean(TorchFunctionMode):
         return repeated(x.shape[axes[0]], axes[0], one)
 
     def common(self, make: Callable[[], Any]) -> Any:
-        """What this run has in common with those before it."""
+        """A result that this run shares with earlier ones."""
         if self.shared is None:
             return make()
         self.met += 1
@@ -133,7 +133,7 @@ class Lean(TorchFunctionMode):
         return self.shared[self.met]
 
     def mean(self, func: Any, x: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-        """The mean over tokens, of those that are there."""
+        """The mean over the tokens that are not dropped."""
         axes = list(dim) if isinstance(dim, list | tuple) else [dim]
         along = 1 - self.axis
         count = x.shape[along] if x.ndim == 3 else 0
@@ -147,12 +147,12 @@ class Lean(TorchFunctionMode):
 
 
 def one_image(t: Tensor) -> bool:
-    """Are these heads the same for all variants, and held once?"""
+    """Whether these heads are the same for all variants and stored once."""
     return t.ndim == 4 and t.shape[0] > 1 and t.stride(0) == 0
 
 
 def ways(q: Heads, k: Heads, v: Heads, scale: float | None) -> tuple[Tensor, ...]:
-    """V, A, O, and for each query its largest A and O without it."""
+    """V, A, O, and for each query the key with the largest A and O without that key."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT  # [1 H N N]
     a = scores.softmax(-1)
     most = a.argmax(-1, keepdim=True)
@@ -160,10 +160,10 @@ def ways(q: Heads, k: Heads, v: Heads, scale: float | None) -> tuple[Tensor, ...
 
 
 def left_out(parts: tuple[Tensor, ...], left: Left) -> Heads:
-    """One image's attention without each of these tokens [V H N d]: a change of rank one of the whole.
+    """The attention output of one image without each of these tokens, [V H N d]: a rank-one update of the whole.
 
-    O without i = (O − Aᵢ·vᵢ)/(1 − Aᵢ). Where a query looks mostly at i, which can only be its largest Aᵢ, that would
-    lose digits: O without the largest is computed by itself.
+    O without i = (O − Aᵢ·vᵢ)/(1 − Aᵢ). If a query attends mostly to i, which can only be its largest Aᵢ, that would
+    lose precision; O without the largest is therefore computed directly.
     """
     v, a, out, most, others = parts
     largest = most == left.view(-1, 1, 1, 1)  # [V H N 1]
@@ -175,8 +175,7 @@ def left_out(parts: tuple[Tensor, ...], left: Left) -> Heads:
 class Cut(ExitStack):
     """A context in which each image has only some of its patches, from block `since` on.
 
-    What the model hands to its blocks beside the tokens and runs along all patches or tokens (rotations, say) is cut in
-    the same way.
+    Other block arguments that run along all patches or tokens, such as rotary embeddings, are cut in the same way.
     """
 
     def __init__(self, trace: Trace, keep: Kept, since: int = 0) -> None:
@@ -207,7 +206,7 @@ class Cut(ExitStack):
         return (*args[:1], *rest), dict(named[:skipped]) | {k: self.beside(v) for k, v in named[skipped:]}
 
     def beside(self, value: Any) -> Any:
-        """[n d], [1 n d] or [1 1 n d] to [V 1 k d]; anything else stays."""
+        """Cut [n d], [1 n d] or [1 1 n d] to [V 1 k d]; anything else is unchanged."""
         if isinstance(value, tuple | list):
             return type(value)(self.beside(one) for one in value)
         if not isinstance(value, Tensor) or value.ndim < 2 or value.numel() != value.shape[-2] * value.shape[-1]:

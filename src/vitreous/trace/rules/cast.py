@@ -1,4 +1,4 @@
-"""A run in another precision than the model's own."""
+"""Run a model in another precision than its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOWN = words("to float half bfloat16 type type_as")
 
 
 class Cast(TorchFunctionMode):
-    """All in one precision, whatever the model's: parameters are cast as they are used, its own casts are ignored."""
+    """Compute everything in one precision: parameters are cast when used, and the model's own casts are ignored."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Cast(TorchFunctionMode):
         return self.cast(func(*args, **kwargs))
 
     def moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A cast to another precision is none; one to whole numbers, or to another device, is."""
+        """Ignore casts to another floating-point precision; casts to integers or to another device are kept."""
         out = func(*args, **kwargs)
         return args[0].to(out.device) if isinstance(out, Tensor) and out.is_floating_point() else out
 

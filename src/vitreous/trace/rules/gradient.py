@@ -1,12 +1,12 @@
-"""Rules in gradient form: under them, x·∂y/∂x is the relevance of x (Achtibat 2024, Ali 2022).
+"""Rules in gradient form, under which x·∂y/∂x is the relevance of x (Achtibat 2024, Ali 2022).
 
-identity    y = f(x)                     ∂y/∂x := y/x             an activation passes on what it gets
-uniform     y = a·b                      half of each gradient    a product of two signals shares equally
-norm        y = (x − μ)/σ                σ is a constant          so is any denominator
+identity    y = f(x)                     ∂y/∂x := y/x             an activation passes its relevance on
+uniform     y = a·b                      half of each gradient    two signals in a product share equally
+norm        y = (x − μ)/σ                σ is a constant          as is any denominator
 attention   O = softmax(QKᵀ)·V           AttnLRP: uniform twice (q/4, k/4, v/2);   CP-LRP: A is a constant
 
-An activation that a model writes out by itself (x·sigmoid(1.702·x)) is known by this: its factors are elementwise
-functions of one and the same tensor.
+An activation that a model spells out, such as x·sigmoid(1.702·x), is recognised because its factors are elementwise
+functions of the same tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitreous.capture.attention import widen
 from vitreous.capture.capture import TAG
 from vitreous.trace.rules.mode import LINEAR, Function, Rule, Table, carries, root_of, set_root, tensors_in, words
 
-TINY = 1e-10  # what keeps y/x from dividing by zero
+TINY = 1e-10  # stabiliser of the division y/x
 
 ACTIVATIONS = words(
     """gelu silu relu relu6 tanh elu celu selu leaky_relu prelu rrelu mish hardswish hardtanh softsign tanhshrink
@@ -29,19 +29,19 @@ ACTIVATIONS = words(
 )
 GATES = words("sigmoid hardsigmoid exp expm1 exp2 softplus logsigmoid log log1p log2 cos erfc rpow")  # f(0) is not 0
 PRODUCTS = words("matmul rmatmul bmm mm mv dot inner tensordot einsum")
-SUMS = words("baddbmm addbmm addmm")  # of a bias and a product
-HOMOGENEOUS = words(  # of degree one: the plain gradient keeps all relevance
+SUMS = words("baddbmm addbmm addmm")  # a bias plus a product
+HOMOGENEOUS = words(  # of degree one: the plain gradient conserves relevance
     """max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d max min amax amin maximum minimum fmax
     fmin sort topk msort norm vector_norm linalg_norm linalg_vector_norm"""
 )
 
 
 class Identity(torch.autograd.Function):
-    """y, whose relevance is that of x: ∂y/∂x := y/x."""
+    """y with the relevance of x: ∂y/∂x := y/x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        small = x.dtype is torch.float16  # which has no number as small as TINY
+        small = x.dtype is torch.float16  # TINY underflows in float16
         ctx.save_for_backward((widen(y) / (widen(x) + TINY)).to(y.dtype) if small else y / (x + TINY))
         return y.detach()
 
@@ -51,7 +51,7 @@ class Identity(torch.autograd.Function):
 
 
 class Share(torch.autograd.Function):
-    """x, which gets only a share of its gradient."""
+    """x with only a share of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
@@ -64,7 +64,7 @@ class Share(torch.autograd.Function):
 
 
 class Norm(torch.autograd.Function):
-    """y = w·(x − μ)/σ + b with a constant σ (`centred`: with μ)."""
+    """y = w·(x − μ)/σ + b with constant σ (`centred`: with μ)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor | None, axes: int, eps: float, centred: bool) -> Tensor:
@@ -83,7 +83,7 @@ class Norm(torch.autograd.Function):
 
 
 def centred_grad(grad: Tensor, x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float) -> Tensor:
-    """(w·g − mean(w·g))/σ: torch's own gradient of a layer norm, in one kernel, where x is nothing but its mean."""
+    """(w·g − mean(w·g))/σ in one kernel: torch's gradient of a layer norm at an x that equals its mean."""
     shape = [x.shape[axis] for axis in axes]
     weight = None if weight is None else weight.to(x.dtype)
     _, mean, inverse = torch.native_layer_norm(x, shape, None, None, eps)
@@ -97,7 +97,7 @@ def centred_grad(grad: Tensor, x: Tensor, weight: Tensor | None, axes: tuple[int
 
 
 def still(value: Any) -> Any:
-    """Without its gradient."""
+    """The value, detached if it is a tensor."""
     return value.detach() if isinstance(value, Tensor) else value
 
 
@@ -108,19 +108,19 @@ def activation(func: Function, input: Tensor, *args: Any, **kwargs: Any) -> Tens
 
 
 def power(func: Function, input: Tensor, exponent: Any) -> Tensor:
-    """A power is an activation, a negative one a denominator."""
+    """A positive power is an activation, a negative one a denominator."""
     if (exponent <= 0).any() if isinstance(exponent, Tensor) else exponent <= 0:
         return scale(func, input, exponent)  # type: ignore[no-any-return]
     return activation(func, input, exponent)
 
 
 def elementwise(func: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """Its own gradient; what it is a function of is noted."""
+    """The plain gradient; the tensor that it is a function of is noted."""
     return mark(func(*args, **kwargs), *args)
 
 
 def mark(out: Tensor, *sources: Any) -> Tensor:
-    """Note the one signal, if it is one, of which `out` is an elementwise function."""
+    """Note the signal of which `out` is an elementwise function, if there is exactly one."""
     roots = [root_of(t) for t in sources if carries(t)]
     if roots and all(root is roots[0] for root in roots) and roots[0].shape == out.shape:
         set_root(out, roots[0])
@@ -128,7 +128,7 @@ def mark(out: Tensor, *sources: Any) -> Tensor:
 
 
 def product(func: Function, input: Any, other: Any, **kwargs: Any) -> Any:
-    """a·b: uniform; but the product of two functions of one tensor is an activation."""
+    """a·b: the uniform rule; the product of two functions of one tensor is an activation instead."""
     if not (carries(input) and carries(other)):
         return elementwise(func, input, other, **kwargs)
     root = root_of(input)
@@ -138,7 +138,7 @@ def product(func: Function, input: Any, other: Any, **kwargs: Any) -> Any:
 
 
 def uniform(func: Function, *args: Any, **kwargs: Any) -> Any:
-    """Every factor that carries a signal gets an equal share."""
+    """The uniform rule: every factor that carries a signal gets an equal share."""
     count = sum(map(carries, tensors_in(args)))
     return func(*(shared(arg, 1 / count) for arg in args), **kwargs) if count > 1 else func(*args, **kwargs)
 
@@ -150,17 +150,17 @@ def shared(value: Any, share: float) -> Any:
 
 
 def added(func: Function, bias: Any, *factors: Any, **kwargs: Any) -> Any:
-    """bias + a·b: uniform for the factors."""
+    """bias + a·b: the uniform rule for the factors."""
     return func(bias, *uniform(lambda *found: found, *factors), **kwargs)
 
 
 def quotient(func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
-    """A denominator is a constant."""
+    """A division with a constant denominator."""
     return mark(func(input, still(other), **kwargs), input)
 
 
 def scale(func: Function, *args: Any, **kwargs: Any) -> Any:
-    """A constant: what multiplies a signal to norm it."""
+    """A constant factor that normalises a signal."""
     return func(*map(still, args), **kwargs)
 
 
@@ -213,7 +213,7 @@ def group_norm(
 def normalize(
     func: Function, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
 ) -> Tensor:
-    """F.normalize: the length is a constant."""
+    """F.normalize with a constant norm."""
     length: Tensor = torch.linalg.vector_norm(input.detach(), p, dim, keepdim=True)
     return input / length.clamp_min(eps)
 
@@ -222,7 +222,7 @@ def normalize(
 
 
 def attend_uniform(func: Function, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """AttnLRP: A·V shares equally, then Q·Kᵀ shares what A got; a constant (the query of a pool) takes no share."""
+    """AttnLRP: A·V shares equally, then Q·Kᵀ shares the part of A; a constant, such as a pooling query, gets none."""
     weights = carries(query) or carries(key)
     half = 0.5 if weights and carries(value) else 1.0
     quarter = half * (0.5 if carries(query) and carries(key) else 1.0)
@@ -237,7 +237,7 @@ def attend_constant(func: Function, query: Tensor, key: Tensor, value: Tensor, *
 
 
 def constant_softmax(rule: Rule) -> Rule:
-    """A product in which a softmax, as `Capture` has marked it, is a constant."""
+    """A product in which a softmax (as marked by `Capture`) is a constant."""
 
     def ruled(func: Function, *args: Any, **kwargs: Any) -> Any:
         return rule(func, *map(calm, args), **kwargs)

@@ -1,8 +1,8 @@
-"""A table {name of a torch function: backward rule}, in force while a model runs.
+"""A mode that applies a table {name of a torch function: backward rule} while a model runs.
 
-A rule is called in place of the function, with the function and its arguments, and gives back what the function would,
-with another backward. All spellings of a function (F.gelu, torch.gelu, Tensor.gelu_) are one name. Entered before a
-trace runs, the mode receives what `Capture` calls: it is one more layer around the same functions.
+A rule is called in place of the function, with the function and its arguments, and returns the same result with a
+different backward. All spellings of a function (F.gelu, torch.gelu, Tensor.gelu_) share one name. If the mode is
+entered before a trace runs, it receives the functions that `Capture` calls: it is one more layer around them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitreous.capture.attention_backward import Entry
 from vitreous.capture.capture import caller
 
 Function = Callable[..., Any]
-Rule = Callable[..., Any]  # (function, *its arguments) -> its result
+Rule = Callable[..., Any]  # (function, *arguments) -> result
 
 
 def words(text: str) -> frozenset[str]:
@@ -47,31 +47,31 @@ LINEAR = SHAPE | words(
 SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "rmul": "mul", "radd": "add"}
 SPELLINGS |= {"subtract": "sub", "negative": "neg", "special_softmax": "softmax", "special_expit": "sigmoid"}
 IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "idiv": "div", "ipow": "pow"}
-ROOT = "_vitreous_root"  # on a tensor: the one signal that it is an elementwise function of
+ROOT = "_vitreous_root"  # attribute of a tensor: the signal of which it is an elementwise function
 _WARNED: WeakSet[nn.Module] = WeakSet()
 
 
 class RuleWarning(UserWarning):
-    """Relevance passes through a function that has no rule."""
+    """Warns that relevance passes through a function without a rule."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rules by the names of functions; functions in `plain` need none. `instead`: what any other is given."""
+    """Rules by function name; functions in `plain` need none. `instead` describes what all others get."""
 
     name: str
     rules: Mapping[str, Rule]
     plain: frozenset[str]
     instead: str = "its plain gradient"
-    other: Rule | None = None  # the rule of a function that has none
-    noted: frozenset[str] = frozenset()  # functions that are in `rules`, but not for their relevance
+    other: Rule | None = None  # the fallback for functions without a rule
+    noted: frozenset[str] = frozenset()  # functions that are in `rules` for bookkeeping, not for relevance
 
 
 class Rules(TorchFunctionMode):
-    """Hold `table` over all functions that carry a signal: what depends on the image, not on parameters alone.
+    """Apply `table` to all functions of a signal, i.e. of tensors that depend on the image, not on parameters alone.
 
-    `names`: the model's modules by identity. `entry`: note what enters this norm or linear layer in `entered`.
-    Functions without a rule are noted in `unruled`, with the module that called them, once relevance passes through.
+    `names`: the model's modules by identity. `entry`: store the input of this norm or linear layer in `entered`.
+    Functions without a rule are collected in `unruled`, with the calling module, once relevance passes through them.
     """
 
     def __init__(self, table: Table, names: Mapping[int, str], entry: Entry | None = None) -> None:
@@ -104,7 +104,7 @@ class Rules(TorchFunctionMode):
         return out
 
     def look_for_entry(self, name: str, args: tuple[Any, ...]) -> None:
-        """Count as `Capture` does."""
+        """Count norms and linear layers as `Capture` does."""
         kind = "norm" if name in ("layer_norm", "rms_norm") else name
         if kind in self._counts:
             self._counts[kind] += 1
@@ -112,7 +112,7 @@ class Rules(TorchFunctionMode):
                 self.entered = args[0]
 
     def note(self, name: str, out: Any) -> None:
-        """A function without a rule: remember it, should relevance pass through it."""
+        """Run a function without a rule, and note it if relevance passes through."""
         parts = [part for part in tensors_in((out,)) if part.requires_grad]
         where = caller(self.names) if parts else ""
         for part in parts:
@@ -127,7 +127,7 @@ def noting(unruled: dict[str, str], name: str, where: str) -> Callable[[Tensor],
 
 
 def warn_of(rules: Rules, module: nn.Module, model: str) -> None:
-    """Say, once for each model, which functions have no rule."""
+    """Warn, once per model, about functions without a rule."""
     if rules.unruled and module not in _WARNED:
         _WARNED.add(module)
         listed = ", ".join(f"torch.{name} (in {where or 'its own code'})" for name, where in rules.unruled.items())
@@ -137,7 +137,7 @@ def warn_of(rules: Rules, module: nn.Module, model: str) -> None:
 
 @cache
 def spelled(func: Any) -> tuple[str, Function, bool]:
-    """A function's one name, the form of it that makes a new tensor, and whether it works in place."""
+    """The canonical name of a function, its out-of-place form, and whether it works in place."""
     full = str(getattr(func, "__name__", "")).split(".")[0]
     name = full.strip("_")
     if full.startswith("__") and name in IN_PLACE:
@@ -153,7 +153,7 @@ def spelled(func: Any) -> tuple[str, Function, bool]:
 def constant(value: Any) -> Any:
     """Parameters carry no signal."""
     kind = type(value)
-    if kind is Tensor:  # most are: asked first, for this is part of every function of a run
+    if kind is Tensor:  # the common case first, since this runs for every function call
         return value
     if kind in (list, tuple):
         return kind(map(constant, value))
@@ -161,12 +161,12 @@ def constant(value: Any) -> Any:
 
 
 def carries(value: Any) -> bool:
-    """Is this a tensor that depends on the image?"""
+    """Whether this is a tensor that depends on the image."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """All tensors among arguments, also those in lists."""
+    """All tensors among the arguments, including those in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -175,7 +175,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def overwritten(t: Tensor, new: Tensor) -> Tensor:
-    """t with new values; what others have kept of it (but for the whole of which it is a part) stays as it was."""
+    """Give t new values without changing saved copies of it (except the base tensor of which it is a view)."""
     if not t._is_view():
         t.data = torch.empty_like(t)
     out = t.copy_(new)
@@ -189,7 +189,7 @@ def root_of(t: Tensor) -> Tensor:
 
 
 def set_root(t: Any, root: Tensor | None) -> None:
-    """Mark `t` as an elementwise function of `root` (None, or `t` as it was before: of nothing but itself)."""
+    """Mark `t` as an elementwise function of `root` (None or the former `t`: only of itself)."""
     if root is not None and root is not t:
         setattr(t, ROOT, root)
     elif hasattr(t, ROOT):

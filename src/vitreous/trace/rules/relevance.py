@@ -7,11 +7,12 @@ sum         z = a + b                    a·S and b·S, rescaled to |Σa·S| : |
 mean …      z linear in x                R_x = x·∂z/∂x·S
 all else    activations, norms, softmax, a scale: R_x = R
 
-Every ruled function also keeps its plain gradient: a `Switch` says which of the two a backward pass carries.
+Every function with a rule also keeps its plain gradient; a `Switch` selects which of the two a backward pass carries.
 
-What makes relevance ill-conditioned is a sum near zero, which R is divided by: z = a + b, and Q·Kᵀ. So the run and the
-gradient need float64. An error of R itself is not much enlarged: the linear layers on both sides of an activation work
-their R out in float32. Those around an attention do not, for what comes out of Q·Kᵀ is large and of both signs.
+Relevance is ill-conditioned where R is divided by a sum near zero: z = a + b, and Q·Kᵀ. The forward pass and the
+gradient therefore need float64. Errors of R itself are hardly amplified, so the linear layers on both sides of an
+activation compute R in float32. Those around an attention do not, because the relevance from Q·Kᵀ is large and of both
+signs.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from vitreous.trace.rules.relevance_backward import TINY, Enter, Leave, Shares, 
 from vitreous.trace.rules.relevance_layers import Attended, Linear
 
 NORMS = words("layer_norm rms_norm group_norm instance_norm batch_norm normalize")
-LAYER = "_vitreous_layer"  # on what a linear layer made: the layer
-ACTIVE = "_vitreous_active"  # on what an activation made
-CALL = "_vitreous_call"  # on what an attention made: the attention
+LAYER = "_vitreous_layer"  # attribute of a linear layer's output: the layer
+ACTIVE = "_vitreous_active"  # attribute of an activation's output
+CALL = "_vitreous_call"  # attribute of an attention's output: the attention
 
 
 class Chefer:
-    """The rules, for `images` pictures whose axis in a tensor of tokens is `axis`."""
+    """The rules for `images` images, whose axis in a token tensor is `axis`."""
 
     def __init__(self, images: int, axis: int) -> None:
         self.images, self.axis, self.switch = images, axis, Switch()
@@ -44,7 +45,7 @@ class Chefer:
 
     @contextmanager
     def carrying_relevance(self) -> Iterator[None]:
-        """Backward passes carry relevance within, gradients after."""
+        """Carry relevance in backward passes within this context, gradients afterwards."""
         self.switch.relevance, self.dense, self.forked = True, False, False
         try:
             yield
@@ -69,13 +70,13 @@ class Chefer:
         return out
 
     def identity(self, func: Function, *args: Any, **kwargs: Any) -> Tensor:
-        """R_x = R, of the first signal."""
+        """R_x = R for the first signal."""
         x = next(t for t in args if carries(t))
         shape = x.shape
         return self.turn(func(*args, **kwargs), lambda r: (r.sum_to_size(shape),), x)
 
     def activate(self, func: Function, *args: Any, **kwargs: Any) -> Tensor:
-        """R_x = R; the linear layers on both sides are light."""
+        """R_x = R; the linear layers on both sides may compute R in float32."""
         layer: Linear | None = getattr(next(t for t in args if carries(t)), LAYER, None)
         if layer is not None:
             layer.light = True
@@ -88,7 +89,7 @@ class Chefer:
         return self.shared(func, 1.0, *args, **kwargs)
 
     def other(self, func: Function, *args: Any, **kwargs: Any) -> Any:
-        """The same, for a function that nobody knows (many return no tensor at all)."""
+        """The same for an unknown function (many return no tensor at all)."""
         out = func(*args, **kwargs)
         return self.simple(func, *args, **kwargs) if any(map(carries, tensors_in((out,)))) else out
 
@@ -106,7 +107,7 @@ class Chefer:
         return Leave.apply(self.switch, value) if carries(value) else value
 
     def product(self, func: Function, *args: Any, **kwargs: Any) -> Any:
-        """Every factor gets an equal share; a constant factor is a weight."""
+        """Every factor gets an equal share; a constant factor counts as a weight."""
         factors = list(tensors_in(args))
         if len(factors) != 2 or all(map(carries, factors)):
             return self.shared(func, 1 / sum(map(carries, factors)), *args, **kwargs)
@@ -119,14 +120,14 @@ class Chefer:
         return self.positive(apply, func(*args, **kwargs), x, weight)
 
     def multiply(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
-        """Elementwise: R passes by a scale; two signals share it."""
+        """Elementwise product: R passes unchanged through a scale; two signals share it."""
         if carries(input) and carries(other):
             out: Tensor = self.shared(func, 0.5, input, other, **kwargs)
             return out
         return self.identity(func, input, other, **kwargs)
 
     def quotient(self, func: Function, input: Any, other: Any, **kwargs: Any) -> Tensor:
-        """R passes by a denominator."""
+        """R passes unchanged through a division."""
         other = other.detach() if isinstance(other, Tensor) else other
         if carries(input):
             return self.identity(func, input, other, **kwargs)
@@ -154,12 +155,12 @@ class Chefer:
         def shares(r: Tensor) -> tuple[Tensor, ...]:
             if self.forked:
                 whole = z + TINY
-                r = (r / whole).mul_(z)  # as published: z is read twice, and what comes back is z·(R/z + R′/z)
+                r = (r / whole).mul_(z)  # as published: z has two consumers, and its relevance is z·(R/z + R′/z)
                 total = self.by_image(r)
                 s = r.div_(whole)
             else:
                 total, s = self.by_image(r), divide(r, z)
-            self.forked = True  # all but the last sum are read by a branch and by the next sum
+            self.forked = True  # all sums but the last have two consumers: a branch and the next sum
             found = [(part * s).sum_to_size(part.shape) for part in parts]
             sums = [self.by_image(t) for t in found]
             size = sums[0].abs() + sums[1].abs()
@@ -169,7 +170,7 @@ class Chefer:
         return self.turn(y, shares, a, b)
 
     def by_image(self, t: Tensor) -> Tensor:
-        """Σ for each image, [B] (or of all, where a tensor does not hold them apart)."""
+        """The sum for each image, [B] (or over all, if the tensor has no axis of images)."""
         axis = self.axis if t.ndim == 3 else 0
         return (
             t.movedim(axis, 0)
@@ -178,13 +179,13 @@ class Chefer:
         )
 
     def spread(self, values: Tensor, t: Tensor) -> Tensor:
-        """[B] to the axes of t."""
+        """Reshape [B] to broadcast over t."""
         axis = self.axis if t.ndim == 3 else 0
         repeated = values[:, None].expand(-1, t.shape[axis] // len(values)).reshape(-1)
         return repeated.view([-1 if i == axis else 1 for i in range(t.ndim)])
 
     def linear(self, func: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A weight that is a signal itself is a factor."""
+        """A linear layer; a weight that carries a signal itself counts as a factor."""
         if carries(weight):
             out: Tensor = self.shared(func, 0.5, input, weight, bias)
             return out
@@ -205,8 +206,8 @@ class Chefer:
         return out
 
     def read_rows(self, r: Tensor) -> Any:
-        """The rows of R that are not zero, while they are few (the head reads one token); else all, from there on."""
-        if self.dense or r.ndim < 3 or r.is_cuda:  # to ask a GPU is to wait for it
+        """The rows of R that are not zero, while they are few (the classifier uses one token); otherwise all rows."""
+        if self.dense or r.ndim < 3 or r.is_cuda:  # on a GPU the check would synchronise
             return ...
         rows = r.ne(0).any(-1)
         self.dense = int(rows.sum()) * 2 >= rows.numel()
@@ -222,7 +223,7 @@ class Chefer:
         return self.positive(apply, func(input, weight, bias, *args, **kwargs), input, weight)
 
     def positive(self, apply: Callable[[Tensor, Tensor], Tensor], y: Tensor, signal: Tensor, weight: Tensor) -> Tensor:
-        """As `linear`, for any y that is linear in x and in a weight, through torch's own gradients."""
+        """As `linear`, for any y that is linear in x and in a weight, with torch's own gradients."""
         x = signal.detach()
 
         def shares(r: Tensor) -> tuple[Tensor, ...]:
@@ -247,7 +248,7 @@ class Chefer:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Two products and a softmax: at once where all three are signals, else each with its rule."""
+        """Two products and a softmax: in one step if Q, K and V all carry signals, else each by its own rule."""
         if enable_gqa:
             key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
@@ -268,7 +269,7 @@ class Chefer:
 
 
 def exchanged(values: Any, new: dict[int, Tensor]) -> Any:
-    """Arguments with other tensors in their places."""
+    """The arguments with their tensors replaced."""
     if isinstance(values, list | tuple):
         return [exchanged(value, new) for value in values]
     return new.get(id(values), values)

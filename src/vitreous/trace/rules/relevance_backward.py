@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TINY = 1e-9  # what keeps R/z from dividing by zero, as published
-Shares = Callable[[Tensor], tuple[Tensor, ...]]  # R of an output -> R of every input, or gradients alike
+TINY = 1e-9  # stabiliser of the division R/z, as published
+Shares = Callable[[Tensor], tuple[Tensor, ...]]  # R of an output -> R of every input; the same for gradients
 
 
 class Switch:
-    """What a backward pass carries: relevance, or the plain gradient."""
+    """Whether a backward pass carries relevance or the plain gradient."""
 
     relevance = False
 
 
 class Turn(torch.autograd.Function):
-    """y, made of signals: relevance goes to them by `shares`, a gradient by `slopes` or, without, to y's own graph."""
+    """y as a function of signals: relevance flows to them by `shares`, gradients by `slopes` or else y's own graph."""
 
     @staticmethod
     def forward(ctx: Any, switch: Switch, shares: Shares, slopes: Shares | None, y: Tensor, *signals: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Turn(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """z: relevance becomes R/z, which the plain gradient then takes back to the inputs."""
+    """z: relevance becomes R/z, which the plain gradient then carries back to the inputs."""
 
     @staticmethod
     def forward(ctx: Any, switch: Switch, z: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Leave(torch.autograd.Function):
 
 
 class Enter(torch.autograd.Function):
-    """x: what comes back, times x (and a share), is its relevance."""
+    """x: the gradient that arrives, times x (and a share), is its relevance."""
 
     @staticmethod
     def forward(ctx: Any, switch: Switch, x: Tensor, share: float) -> Tensor:
@@ -72,5 +72,5 @@ class Enter(torch.autograd.Function):
 
 
 def divide(r: Tensor, z: Tensor) -> Tensor:
-    """R/z; nothing where z is zero."""
+    """R/z; zero where z is zero."""
     return (r / (z + TINY)).masked_fill_(z == 0, 0)

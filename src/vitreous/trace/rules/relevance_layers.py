@@ -1,4 +1,4 @@
-"""A linear layer and an attention on the way back: their plain gradients, and the relevance of their inputs."""
+"""The backward passes of a linear layer and an attention: plain gradients and the relevance of the inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PART = 96  # terms of a sum that are added up in float32
 
 
 class Linear:
-    """y = x·w + b, on the way back: R_x = x⁺·(w⁺S) + x⁻·(w⁻S), S = R/z, z = (x·w + |x|·|w|)/2."""
+    """The backward pass of y = x·w + b: R_x = x⁺·(w⁺S) + x⁻·(w⁻S), S = R/z, z = (x·w + |x|·|w|)/2."""
 
     def __init__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, light: bool) -> None:
         self.x, self.y, self.weight, self.bias = x, y, weight, bias
-        self.light = light  # may R be worked out in float32?
+        self.light = light  # whether R may be computed in float32
 
     def slopes(self, grad: Tensor) -> tuple[Tensor, ...]:
         return (grad.to(self.weight.dtype) @ self.weight,)
@@ -33,7 +33,7 @@ class Linear:
         return (s @ w.clamp_min(0)).mul_(x.clamp_min(0)).addcmul_(s @ w.clamp_max(0), x.clamp_max(0)).view(shape)
 
     def sized(self, x: Tensor, w: Tensor) -> Tensor:
-        """|x|·|w| − b; of what is above zero long sums lose most, so float32 adds them up by parts, in float64."""
+        """|x|·|w| − b; long sums of positive terms lose precision, so float32 partial sums are added in float64."""
         least = 2 * TINY - (w.new_zeros(w.shape[1]) if self.bias is None else self.bias)
         if x.dtype == self.x.dtype or len(w) < w.shape[1]:
             return torch.addmm(least.to(w.dtype), x, w)
@@ -44,27 +44,27 @@ class Linear:
         """R/2z."""
         twice = size.add_(y.to(size.dtype))
         if size.dtype != torch.float64:
-            torch.threshold_(twice, 0.0, torch.inf)  # z is above zero, but for rounding
+            torch.threshold_(twice, 0.0, torch.inf)  # z is positive up to rounding
         return torch.div(r.to(size.dtype), twice, out=twice)
 
 
 class Attended:
-    """O = A·V, A = softmax(Z + bias), Z = c·Q·Kᵀ, and both ways back.
+    """O = A·V, A = softmax(Z + bias), Z = c·Q·Kᵀ, and both backward passes.
 
     gradient     dA = dO·Vᵀ,  dV = Aᵀ·dO,  dZ = A ⊙ (dA − Σ A ⊙ dA),  dQ = c·dZ·K,  dK = c·dZᵀ·Q
     relevance    S = R/2O,  R_A = A ⊙ S·Vᵀ,  R_V = V ⊙ Aᵀ·S,  T = c·R_A/2Z,  R_Q = Q ⊙ T·K,  R_K = K ⊙ Tᵀ·Q
     """
 
     out: Tensor
-    kept: tuple[Tensor, Tensor]  # Z, with a little to divide by, and A
-    da: Tensor | None = None  # what the last passes found
+    kept: tuple[Tensor, Tensor]  # Z, stabilised for division, and A
+    da: Tensor | None = None  # results of the last backward passes
     ra: Tensor | None = None
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, c: float, bias: Tensor | None) -> None:
         self.q, self.k, self.v, self.c, self.bias = q, k, v, c, bias
 
     def run(self) -> Tensor:
-        """O; Z and A are kept."""
+        """Compute O; Z and A are kept."""
         z, a = self.weights()
         self.kept, self.out = (z.add_(self.c * TINY), a), a @ self.v
         return self.out
@@ -91,7 +91,7 @@ class Attended:
         return (t @ k).mul_(q).mul_(c), (t.mT @ q).mul_(k).mul_(c), (a.mT @ s).mul_(v)
 
     def over(self, ra: Tensor, z: Tensor) -> Tensor:
-        """R_A/Z, in place; nothing where Z is zero, which in float64 no Z is by chance."""
+        """R_A/Z, in place; zero where Z is exactly zero, which does not happen by chance in float64."""
         if ra.dtype == torch.float64:
             return ra.div_(z)
         return torch.div(ra, z, out=ra).nan_to_num_(0.0, 0.0, 0.0)
