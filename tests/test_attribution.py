@@ -213,7 +213,7 @@ def test_load_says_what_is_wrong(tmp_path: Path) -> None:
     whole = made().save(tmp_path / "half.npz").read_bytes()
     (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
     for name in ("text", "other", "half"):
-        with pytest.raises(InputError, match=f"{name}.npz: is not a file of maps written by vitreous"):
+        with pytest.raises(InputError, match=f"{name}.npz is not an .npz file of maps written by vitreous"):
             Attribution.load(tmp_path / f"{name}.npz")
 
 

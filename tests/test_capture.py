@@ -71,7 +71,7 @@ def test_timm_attention_is_the_librarys_own() -> None:
 @pytest.mark.parametrize("kind", ["ViT", "DINOv2", "DINOv2 registers", "DINOv3", "CLIP vision", "SigLIP"])
 def test_hf_attention_is_the_librarys_own(kind: str) -> None:
     """Eager `output_attentions`, against what is seen under sdpa with the same weights."""
-    eager, images = zoo.network(f"HF {kind} eager"), zoo.images(f"HF {kind} eager")
+    eager, images = copy.deepcopy(zoo.network(f"HF {kind} eager")), zoo.images(f"HF {kind} eager")  # it keeps hooks
     with torch.no_grad():
         own = eager(pixel_values=images, output_attentions=True).attentions
     fused = zoo.ZOO[f"HF {kind} sdpa"].make().eval()

@@ -248,7 +248,7 @@ def test_bad_pictures_in_a_folder_are_skipped(run: Run, small: Model, tmp_path: 
     assert code == 0
     assert err.startswith("skipped: album/bad.png")
     assert err.count("\n") == 1
-    assert "2 pictures of 3" in out
+    assert "2 images of 3" in out
     made = sorted(p.name for p in (tmp_path / "album").iterdir() if ".cass." in p.name)
     assert len(made) == 4
     assert len(json.loads(run("album", "--samples", 1, "-o", "album", "--json")[1])["images"]) == 2
@@ -290,8 +290,8 @@ def test_swin_is_refused_on_the_command_line(run: Run, tmp_path: Path, monkeypat
         ([0.5, 0.6, 0.7, 0.9], "rises with depth"),
         ([0.9, 0.6, 0.7, 0.8], "does not follow depth"),
         ([0.9, 0.5, 0.7, 0.6], "tends to fall with depth"),
-        ([0.5, 0.5, 0.5], "cannot be told"),
-        ([0.5, 0.4], "cannot be told"),
+        ([0.5, 0.5, 0.5], "too few distinct layers"),
+        ([0.5, 0.4], "too few distinct layers"),
     ],
 )
 def test_depth_in_words(means: list[float], said: str) -> None:

@@ -96,7 +96,7 @@ def test_explain_for_real(tmp_path: Path, cat: Path, tiny: Model) -> None:
     assert ran.stderr == ""
     assert ran.stdout.startswith("out/cat.png  ")
     assert "cat" in ran.stdout.split("cat.png")[1].splitlines()[0]
-    assert "1 picture explained by vitreous_tiny with attention, rollout; raw maps: out/cat.npz" in ran.stdout
+    assert "1 image explained by vitreous_tiny with attention, rollout; raw maps: out/cat.npz" in ran.stdout
     assert names(tmp_path / "out") == ["cat.npz", "cat.png"]
     with Image.open(tmp_path / "out" / "cat.png") as figure:
         assert figure.width > 1000
@@ -164,7 +164,7 @@ def test_several_methods_in_python_are_the_same(run: Run, quick: Model, tmp_path
     back = Attribution.load("out/a.npz", "rollout")
     assert back.provenance["options"]["discard"] == 0.5
     assert torch.allclose(back.map, expected.map, rtol=1e-5)
-    with pytest.raises(vitreous.VitreousError, match="holds attention, rollout, centre; say which"):
+    with pytest.raises(vitreous.VitreousError, match="holds attention, rollout, centre; choose one"):
         Attribution.load("out/a.npz")
 
 
@@ -290,7 +290,7 @@ def test_one_bad_picture_in_a_folder_does_not_stop_the_others(run: Run, quick: M
     result = run("explain", "in", "-x", "centre", "-o", "out")
     assert result.code == 0
     assert names(tmp_path / "out") == ["0.npz", "0.png", "1.npz", "1.png", "2.npz", "2.png"]
-    assert "3 pictures of 4 explained by small" in result.out
+    assert "3 images of 4 explained by small" in result.out
     assert result.err == "skipped: in/bad.jpg: is not an image that Pillow can read\n"
     told = json.loads(run("explain", "in", "-x", "centre", "-o", "out", "--json").out)
     assert told["failed"] == [{"image": "in/bad.jpg", "reason": "in/bad.jpg: is not an image that Pillow can read"}]
@@ -449,7 +449,7 @@ def test_our_own_mistakes_keep_their_traceback(
     assert ended.value.code == 1
     assert "in wrong" in said and "ZeroDivisionError: by nothing" in said
     assert f"vitreous {vitreous.__version__}" in said
-    assert said.endswith("please report it with the lines above and those of: vitreous doctor\n")
+    assert said.endswith("please report it with the lines above and the output of: vitreous doctor\n")
 
 
 def test_our_own_warnings_are_one_line(run: Run, quick: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +497,7 @@ def test_dashes_may_be_typed_for_underscores(run: Run, quick: Model, tmp_path: P
         (["-s", "rolout.discard=0.9"], "unknown method 'rolout'; did you mean rollout"),
         (["-s", "discard=0.9"], "--set discard=0.9: write method.option=value"),
         (["-s", "rollout.discard"], "--set rollout.discard: write method.option=value"),
-        (["-s", "centre.width=1"], "--set centre.…: centre is not among the methods asked for"),
+        (["-s", "centre.width=1"], "--set centre.…: centre is not among the chosen methods"),
         (["-x", "rollout,attenton"], "unknown method 'attenton'; did you mean attention"),
         (["-x", " , "], "--method: name at least one"),
         (["--img-size", "big"], "--img-size big: write one number or height×width"),

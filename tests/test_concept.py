@@ -148,9 +148,9 @@ def test_bad_examples_and_files(tmp_path: Path) -> None:
 
 def test_command_line(run: Run, folder: Path, cat: Path) -> None:
     assert "no concepts" in run("concept", "list").out
-    assert "3 pictures, cosine" in run("concept", "build", "noise", folder, "--similarity", "cosine").out
+    assert "3 images, cosine" in run("concept", "build", "noise", folder, "--similarity", "cosine").out
     assert Concept.load("vitreous-concepts/noise.safetensors").similarity == "cosine"
-    assert run("concept", "list").out == "noise  3 pictures, cosine\n"
+    assert run("concept", "list").out == "noise  3 images, cosine\n"
     assert run("explain", cat, "--method", "cdam", "--target", "concept:noise,282").code == 0
     with np.load("vitreous-out/cat.npz") as stored:
         assert {"cdam@concept:noise", "cdam@282"} <= set(stored)
@@ -164,6 +164,6 @@ def test_command_line(run: Run, folder: Path, cat: Path) -> None:
         (cat, "--similarity", "near"): "--similarity near: must be one of dot, cosine, l2",
     }.items():
         assert said in run("concept", "build", "other", *words).error
-    assert "is not a name" in run("concept", "build", "", cat).error
+    assert "is not a plain name" in run("concept", "build", "", cat).error
     assert "an empty name" in run("explain", "").error
     assert [p.name for p in Path("vitreous-concepts").iterdir()] == ["noise.safetensors"], "nothing half-written"

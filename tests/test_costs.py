@@ -18,7 +18,14 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 counting, quick = (importlib.import_module(name) for name in ("counting", "quick"))
 
 
-@pytest.mark.parametrize("limit", quick.LIMITS, ids=lambda limit: limit.label)
+DEAR = ("integrated_gradients, a step", "transformer_attribution", "token_deletion, a step")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param(one, marks=[pytest.mark.slow] if one.label in DEAR else []) for one in quick.LIMITS],
+    ids=lambda limit: limit.label,
+)
 def test_limits(limit: Any) -> None:
     forwards, passes = limit.found()
     assert 0 < forwards <= limit.forwards

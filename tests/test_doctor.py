@@ -55,7 +55,9 @@ def test_missing_old_and_broken_packages(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("libtorch.so: undefined symbol")
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    assert "does not import (OSError: libtorch.so: undefined symbol)" in str(health.look(("numpy", "", "ray")).problem)
+    assert "cannot be imported (OSError: libtorch.so: undefined symbol)" in str(
+        health.look(("numpy", "", "ray")).problem
+    )
     assert health.look(("numpy", "", "ray")).bad, "what is installed must work"
 
 
@@ -73,9 +75,9 @@ def test_a_device_that_computes_something_else(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(health, "check", check)
     said = run("doctor")
     assert said.code == 1
-    assert "to mend: cuda:0: the embedded model's map differs from the CPU's" in said.out
+    assert "to fix: cuda:0: the embedded model's map differs from the CPU's" in said.out
     assert "cuda:1: Some GPU, 80 GiB" in said.out
-    assert "to mend: cuda:1: the embedded model does not run (" in said.out
+    assert "to fix: cuda:1: the embedded model does not run (" in said.out
 
 
 def test_plugins_that_do_not_load(monkeypatch: pytest.MonkeyPatch) -> None:

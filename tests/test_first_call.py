@@ -14,6 +14,8 @@ from vitreous import Model
 
 FEW = ["timm ViT", "torchvision ViT", "HF ViT sdpa", "HF ViT eager", "timm SigLIP", "timm DINOv2 registers"]
 
+OTHERS = ["grad_rollout", "cdam", "attn_lrp", "gradient", "attention", "rollout"]
+
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -31,8 +33,9 @@ def fresh(name: str) -> Model:
     return model
 
 
-@pytest.mark.parametrize("method", ["gae", "grad_rollout", "cdam", "attn_lrp", "gradient", "attention", "rollout"])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    ("name", "method"), [*((name, "gae") for name in FEW), *(("timm ViT", method) for method in OTHERS)]
+)
 def test_three_forward_passes(name: str, method: str, passes: list[int]) -> None:
     model = fresh(name)
     vitreous.explain(model, zoo.images(name)[:1], method, "neuron:1" if model.classifier is False else 1)

@@ -85,7 +85,7 @@ def test_gradient_oracle(deit: Model, oracle: Oracle, traces: dict[str, Trace], 
 
 @pytest.mark.parametrize(
     ("image", "which"),
-    [pytest.param(*case, marks=[pytest.mark.slow] if number else []) for number, case in enumerate(CASES)],
+    [pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_integrated_gradients_oracle(
     deit: Model, oracle: Oracle, traces: dict[str, Trace], image: str, which: int
@@ -166,7 +166,7 @@ def test_gae_and_grad_rollout_are_the_plain_products(name: str) -> None:
 @pytest.mark.parametrize("kind", ["ViT", "DINOv2", "DINOv2 registers", "DINOv3", "CLIP vision", "SigLIP"])
 def test_attention_gradients_are_autograds_own(kind: str) -> None:
     """∂y/∂A from the library's eager attention, against ours under sdpa with the same weights."""
-    eager, images = zoo.network(f"HF {kind} eager"), zoo.images(f"HF {kind} eager")
+    eager, images = copy.deepcopy(zoo.network(f"HF {kind} eager")), zoo.images(f"HF {kind} eager")  # it keeps hooks
     out = eager(pixel_values=images.clone().requires_grad_(), output_attentions=True)
     y = vitreous.models.model.read_output(out, kind)[:, 2].sum()
     expected = torch.autograd.grad(y, out.attentions)

@@ -214,7 +214,7 @@ def test_an_interrupted_run_leaves_the_model_clean_and_what_was_finished(
     monkeypatch.setattr(command, "write", write)
     said = run("explain", "a.jpg", "b.jpg", "c.jpg", "-x", "rollout", "-o", "out")
     assert said.code == 130
-    assert "out/a.png" in said.out and "2 pictures" in said.out
+    assert "out/a.png" in said.out and "2 images" in said.out
     assert "interrupted" in said.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.npz", "a.png", "b.npz", "b.png"]
 

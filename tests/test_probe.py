@@ -713,16 +713,16 @@ def test_command_line(run: Run, weights: tuple[str, ...], data: Path, others: Pa
     ran = run("probe", "train", data, *weights, "--out", "mine.safetensors", *FAST, "--no-augment")
     assert ran.code == 0
     said = ran.out.splitlines()
-    assert said[0].startswith("mine.safetensors: 3 classes on test_vit, from 36 pictures; accuracy ")
+    assert said[0].startswith("mine.safetensors: 3 classes on test_vit, from 36 images; accuracy ")
     assert said[1] == f"use it: vitreous explain IMAGE {' '.join(weights)} --probe mine.safetensors"
-    assert ran.err == "note: 12 steps are few for so small a set; try --epochs 36\n"
+    assert ran.err == "note: the data set is small, so training took only 12 steps; try --epochs 36\n"
     assert files(tmp_path) == ["mine.safetensors"]
 
     ran = run("probe", "eval", "mine.safetensors", others, *weights)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.split()[:6] == ["class", "images", "accuracy", "most", "confused", "with"]
     assert [line.split()[:2] for line in ran.out.splitlines()[1:4]] == [[name, "8"] for name in CLASSES]
-    assert "on 24 pictures, test_vit+mine" in ran.out
+    assert "on 24 images, test_vit+mine" in ran.out
 
     told = json.loads(run("probe", "eval", "mine.safetensors", others, *weights, "--json").out)
     assert told["images"] == 24
@@ -751,7 +751,7 @@ def test_command_line_in_json(run: Run, weights: tuple[str, ...], spoilt: Path, 
     assert told["out"] == "probe.safetensors"
     assert told["classes"] == list(CLASSES)
     assert len(told["skipped"]) == 12
-    assert ran.err.count("skipped: ") == 11 and "skipped: 12 pictures in all" in ran.err
+    assert ran.err.count("skipped: ") == 11 and "skipped: 12 images in all" in ran.err
 
 
 def test_command_line_interrupted(
@@ -769,7 +769,7 @@ def test_command_line_interrupted(
         patched.setattr(Training, "finish_epoch", interrupted)
         ran = run(*words)
     assert ran.code == 130
-    assert ran.err.splitlines() == ["note: the same command, given again, goes on from here", "interrupted"]
+    assert ran.err.splitlines() == ["note: run the same command again to resume from here", "interrupted"]
     assert files(tmp_path) == ["p.embeddings", "p.resume"]
     assert "another lr" in run(*words, "--lr", 0.5).error
     told = json.loads(run(*words, "--json").out)
@@ -784,7 +784,7 @@ def test_command_line_errors(run: Run, weights: tuple[str, ...], data: Path, spo
     assert "a single class, blue" in run("probe", "train", spoilt, *weights).error
     assert "vitreous probe --help" in run("probe", "train").error
     assert "validation = 2.0" in run("probe", "train", data, *weights, "--validation", 2).error
-    assert "others every time" in run("probe", "train", data, "--model", "test_vit", "--weights", "random").error
+    assert "differ on every load" in run("probe", "train", data, "--model", "test_vit", "--weights", "random").error
     assert "no such probe file" in run("probe", "eval", "none", data, *weights).error
     assert "no such probe file" in run("explain", spoilt / "blue" / "01.png", *weights, "--probe", "none").error
     assert files(tmp_path) == kept

@@ -138,6 +138,7 @@ def test_a_stop_on_ray_goes_on_here(small: Model, album: Path, tmp_path: Path) -
     assert len(study.to_pandas()) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_errors_of_workers_are_ours(album: Path, tmp_path: Path) -> None:
     planned, _ = plan(find_kind("spread")(), [Source()], read_data(album), device="cpu")

@@ -227,7 +227,7 @@ def test_the_same_name_twice_is_refused(fresh: Registry[Method], monkeypatch: py
     monkeypatch.setattr(sample, "__module__", "elsewhere")
     with pytest.raises(VitreousError) as caught:
         method()(lambda_named("sample", "other"))
-    assert str(caught.value) == "two methods are called 'sample': in elsewhere and in other; rename yours"
+    assert str(caught.value) == "two methods are named 'sample': in elsewhere and in other; rename yours"
 
 
 def lambda_named(name: str, module: str) -> Any:
@@ -239,7 +239,7 @@ def lambda_named(name: str, module: str) -> Any:
 
 
 def test_a_package_cannot_take_the_name_of_our_own(undo: None) -> None:
-    with pytest.raises(VitreousError, match=r"two methods are called 'rollout': .* rename yours"):
+    with pytest.raises(VitreousError, match=r"two methods are named 'rollout': .* rename yours"):
         method()(lambda_named("rollout", "theirs"))
     assert METHODS["rollout"].run.__module__ == "vitreous.methods.attention.rollout"
 
@@ -261,11 +261,11 @@ def test_wrong_signatures_are_refused_where_they_are_declared(fresh: Registry[Me
     def anything(trace: Any, target: Any, **share: Any) -> None: ...
 
     for run, said in [
-        (none, r"takes \(trace, target, \*, options\)"),
-        (positional, r"option share must come after a \*"),
-        (required, "option share needs a type and a default"),
-        (untyped, "option share needs a type and a default"),
-        (anything, r"option share must come after a \*"),
+        (none, r"signature of a method is \(trace, target, \*, options\)"),
+        (positional, r"option share must be keyword-only"),
+        (required, "option share needs a type annotation and a default"),
+        (untyped, "option share needs a type annotation and a default"),
+        (anything, r"option share must be keyword-only"),
     ]:
         with pytest.raises(VitreousError, match=said):
             method()(run)

@@ -124,7 +124,7 @@ def test_two_models_and_two_targets(run: Run, album: Path) -> None:
         (("cass", "nowhere"), "nowhere: no such file or folder"),
         (("cass", "."), "no images in this folder"),
         (("maps", "ALBUM", "-x", "gea"), "did you mean gae"),
-        (("maps", "ALBUM", "--target", ","), "--target: names nothing"),
+        (("maps", "ALBUM", "--target", ","), "--target is empty"),
         (("maps", "ALBUM", "--target", "zebra", "-x", "gae"), "unknown class 'zebra'"),
         (("maps", "ALBUM", "-m", "a", "-m", "b", "-w", "x"), "1 --weights for 2 --model"),
         (("maps", "ALBUM", "--engine", "spark"), "unknown engine 'spark'"),
@@ -155,7 +155,7 @@ def test_a_stop_says_what_is_safe(run: Run, album: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(local, "run_shard", stopping)
     ran = run("study", "spread", album, "--shard", 2, "--batch", 2)
     assert ran.code == 130 and "stopped: 2 of 5 shards are in vitreous-out" in ran.err
-    assert "the same command goes on" in ran.err and ran.out == ""
+    assert "run the same command again to resume" in ran.err and ran.out == ""
     monkeypatch.undo()
 
 
@@ -165,7 +165,8 @@ def test_a_full_disk_is_one_line_and_a_remedy(run: Run, album: Path, monkeypatch
 
     monkeypatch.setattr(Store, "write_bytes", full)
     ran = run("study", "spread", album, "--shard", 2, "--batch", 2)
-    assert ran.code == 2 and "stopped: 0 of 5 shards" in ran.err and "make room, then the same command" in ran.err
+    assert ran.code == 2 and "stopped: 0 of 5 shards" in ran.err
+    assert "free some space, then run the same command" in ran.err
     assert "No space left on device" in ran.err
 
 
@@ -174,7 +175,7 @@ def test_going_on_is_said(run: Run, album: Path) -> None:
     run(*given)
     open_study("vitreous-out").store.file(3).unlink()
     ran = run(*given)
-    assert ran.code == 0 and "going on with" in ran.err and "4 of 5 shards are there" in ran.err
+    assert ran.code == 0 and "resuming " in ran.err and "4 of 5 shards are complete" in ran.err
 
 
 def test_pictures_that_all_fail_are_an_error(run: Run, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def whole_norms(trace: Trace, layer: Any, residual: bool) -> Tensor:
 # ------------------------------------------------------------------------------------------------ published numbers
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_value_zeroing_oracle(deit: Model, double: Model, oracle: Oracle, precision: str) -> None:
     model = deit if precision == "float32" else double
     raw = oracle("value_zeroing", "both/any/raw")

@@ -87,7 +87,7 @@ def test_it_explains_a_photo_where_nothing_else_is(bare: Path, tmp_path: Path) -
     assert package.is_relative_to(bare), where.stdout + where.stderr
     ran = run(bare / "bin" / "vitreous", "explain", package / "assets/photos/cat.jpg", "--out", "out", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == "" and "1 picture explained by vitreous_tiny" in ran.stdout
+    assert ran.stderr == "" and "1 image explained by vitreous_tiny" in ran.stdout
     with Image.open(tmp_path / "out" / "cat.png") as figure:
         assert figure.width > 1000
     with np.load(tmp_path / "out" / "cat.npz", allow_pickle=False) as stored:

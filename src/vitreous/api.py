@@ -17,13 +17,13 @@ from vitreous.trace.apply import as_images, as_model, each_of, find_method, imag
 
 
 class Trace(engine.Trace):
-    """What can be seen when one model meets one batch of images: recorded on first need, shared by all methods."""
+    """One model with one batch of images; forward passes are recorded when first needed and shared by all methods."""
 
-    # The engine's trace knows no methods and no attributions: imports go one way, and methods are written on top of it.
-    # The trace that users make is the same with the one thing added that needs them; whatever takes one takes either.
+    # The engine's trace cannot import methods or attributions, because imports go one way and methods build on it.
+    # This subclass adds `explain`, which needs both. Everything that takes a trace accepts either class.
 
     def explain(self, method: str | ConfiguredMethod = "rollout", target: Any = None, **options: Any) -> Attribution:
-        """These images explained with one method, as `vitreous.explain` does it."""
+        """Explain the images of this trace with one method; see `vitreous.explain`."""
         return explain(self.model, self, method, target, **options)
 
 
@@ -36,10 +36,10 @@ def explain(
 ) -> Attribution:
     """Explain images with one method.
 
-    `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (taken as it is), or a
-    `Trace`, so that several methods share one forward pass. `target`: a class number or name, "top-1" (the default),
-    "a-b", or a list with one for each image. `method` with its `options` (see `vitreous methods NAME`), or both in one:
-    `vitreous.methods.rollout(discard=0.9)`.
+    `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (used as it is), or a
+    `Trace`, so that several methods share one forward pass. `method`: a name, with its `options` as keywords (see
+    `vitreous methods NAME`), or a configured method such as `vitreous.methods.rollout(discard=0.9)`. `target`: a class
+    number or name, "top-1" (the default), "a-b" (a rather than b), or a list with one target per image.
     """
     return explain_all(model, images, method, [target], options)[0]
 
@@ -47,16 +47,16 @@ def explain(
 def explain_targets(
     model: Model | nn.Module | str | None, images: Any, method: str | ConfiguredMethod, targets: Any, **options: Any
 ) -> list[Attribution]:
-    """Explain images with one method, for each of several targets: what `explain` gives for each, in less time.
+    """Explain images with one method for several targets, faster than one call of `explain` per target.
 
-    `targets`: a list of what `explain` takes as its target. The network runs once for all of them; methods of gradients
-    also go back through it once. A method that does not depend on a target gives the same for each.
+    `targets`: a list of targets as `explain` takes them. All of them share one forward pass and, for gradient methods,
+    one backward pass. A method that does not depend on a target returns the same maps for each.
     """
     if isinstance(targets, str) or not isinstance(targets, Iterable):
         raise TargetError(f"explain_targets takes a list of targets, not {targets!r}; for one target use explain")
     asked = list(targets)
     if not asked:
-        raise TargetError("there are no targets to explain; give at least one")
+        raise TargetError("the list of targets is empty; give at least one target")
     return explain_all(model, images, method, asked, options)
 
 

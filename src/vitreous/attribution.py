@@ -1,4 +1,4 @@
-"""A map and where it came from: resized, drawn, saved."""
+"""The result of a method: maps with their provenance, which can be resized, drawn and saved."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from vitreous.version import VERSION
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """What the model saw of each image, drawn only when it is looked at."""
+    """The part of each image that the model saw, rendered on access."""
 
     sources: Sequence[Any] | Tensor
     preprocess: Preprocess
-    start: int = 0  # the number of the first one
+    start: int = 0  # index of the first image, for names such as "image 3"
 
     @classmethod
     def of(cls, images: Any, model: Model) -> Views:
@@ -64,12 +64,12 @@ class Views:
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Maps of one method for a batch of images: float32, signed, unnormalised, one value per patch or per pixel."""
+    """Maps of one method for a batch of images: float32, not normalised, one value per patch or per pixel."""
 
     map: Map
     method: str
     options: Mapping[str, Any]
-    targets: tuple[str | None, ...]  # one for each image; None: the method does not depend on one
+    targets: tuple[str | None, ...]  # one per image; None if the method does not depend on a target
     model: str
     signed: bool
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Attribution:
         return len(self.map)
 
     def __getitem__(self, index: int) -> Attribution:
-        """One image's attribution."""
+        """The attribution of one image."""
         index = range(len(self))[index]
         views = None if self.views is None else self.views.only(index)
         notes = {k: v[index : index + 1] if per_image(v, len(self)) else v for k, v in self.notes.items()}
@@ -96,18 +96,18 @@ class Attribution:
 
     @property
     def target(self) -> str | None:
-        """What is explained, for people: the target that all images share, or "6;7-1" where each has its own."""
+        """The explained target as text: the one that all images share, or "6;7-1" if each image has its own."""
         each = dict.fromkeys(self.targets)
         return next(iter(each), None) if len(each) < 2 else ";".join(map(str, self.targets))
 
     @property
     def names(self) -> list[str]:
-        """What the images are called."""
+        """The names of the images."""
         return [self.views.name(i) if self.views else f"image {i}" for i in range(len(self))]
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Everything needed to make this map again, as JSON."""
+        """Everything needed to reproduce the maps, as JSON."""
         return {
             "method": self.method,
             "options": plain(dict(self.options)),
@@ -121,7 +121,7 @@ class Attribution:
         }
 
     def resize(self, size: int | tuple[int, int]) -> Attribution:
-        """The maps at another size (height, width), bilinearly."""
+        """Resize the maps to (height, width) with bilinear interpolation."""
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
@@ -129,7 +129,7 @@ class Attribution:
         return replace(self, map=resized)
 
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
-        """The picture to draw on: the given one, or what the model saw."""
+        """The image to draw on: the given one, or the one that was explained, cropped to what the model saw."""
         if image is not None:
             picture = pictures.read(image).image
             return picture if self.views is None else self.views.preprocess.view(picture)
@@ -138,7 +138,7 @@ class Attribution:
         return self.views[index]
 
     def overlay(self, image: Any = None, *, index: int = 0, cells: bool = False) -> Image.Image:
-        """The map of one image over its photo, cropped to what the model saw; `cells` shows the true patches."""
+        """Draw one map over its image, cropped to what the model saw; `cells` shows the patches without smoothing."""
         from vitreous.plot.colour import is_control, is_level, limits
         from vitreous.plot.overlay import overlay
 
@@ -147,7 +147,7 @@ class Attribution:
         return overlay(values, self.view(image, index), self.signed, cells=cells, limits=ends, control=control)
 
     def save(self, path: str | Path) -> Path:
-        """A figure (.png, .svg, .pdf, …) or the numbers with their provenance (.npz)."""
+        """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
             save_arrays(file, {"map": self.map.cpu().numpy(), "provenance": json.dumps(self.provenance)})
@@ -157,15 +157,15 @@ class Attribution:
             save_figure(attribution_figure(self), file)
         else:
             raise OptionError(
-                f"{file}: cannot save as {file.suffix or 'a file without ending'}; use .npz or {', '.join(FIGURES)}"
+                f"{file}: cannot save as {file.suffix or 'a file without suffix'}; use .npz or {', '.join(FIGURES)}"
             )
         return file
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> Attribution:
-        """Read back what `save("x.npz")` or the command line wrote (without the pictures).
+        """Load an .npz file written by `save` or by the command line; it holds no images.
 
-        `name`: which map, where the file holds several, e.g. "rollout".
+        `name`: the map to load if the file holds several, e.g. "rollout".
         """
         maps, told = read_arrays(Path(path), name)
         keys = ("method", "options", "model", "signed", "notes")
@@ -173,21 +173,21 @@ class Attribution:
         return cls(map=maps, targets=tuple(targets), version=told["vitreous"], **{key: told[key] for key in keys})
 
     def _repr_png_(self) -> bytes:
-        """A figure, for notebooks."""
+        """The figure that notebooks display."""
         from vitreous.plot.figure import attribution_figure, png_bytes
 
         return png_bytes(attribution_figure(self))
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an .npz whole or not at all: an interrupt leaves no half of it."""
+    """Write an .npz file atomically: an interrupt leaves no partial file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_whole(path, buffer.getvalue())
 
 
 def read_arrays(path: Path, name: str | None) -> tuple[Tensor, dict[str, Any]]:
-    """One method's maps [B … …] of a file, and their provenance."""
+    """The maps of one method [B … …] in a file, and their provenance."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             told = json.loads(str(stored["provenance"]))
@@ -196,18 +196,18 @@ def read_arrays(path: Path, name: str | None) -> tuple[Tensor, dict[str, Any]]:
             known = [key for key in stored if key != "provenance"]
             name = known[0] if name is None and len(known) == 1 else name
             if name not in known:
-                raise OptionError(f"{path}: holds {', '.join(known)}; say which: Attribution.load(path, {known[0]!r})")
+                raise OptionError(f"{path} holds {', '.join(known)}; choose one: Attribution.load(path, {known[0]!r})")
             return torch.from_numpy(stored[name])[None], told[name]
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, OptionError):
             raise
-        raise InputError(f"{path}: is not a file of maps written by vitreous ({one_line(error, 80)})") from None
+        raise InputError(f"{path} is not an .npz file of maps written by vitreous ({one_line(error, 80)})") from None
 
 
 def old_targets(joined: str | None, count: int) -> Sequence[str | None]:
-    """The targets of a file of version 0.1, which held them in one string."""
+    """The targets of a file written by version 0.1, which stored them in one string."""
     each = listed(joined or "")
     return each if len(each) == count > 1 else [joined] * count
 
@@ -217,7 +217,7 @@ def per_image(value: Any, count: int) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """Convert a value to JSON types: tensors and arrays become lists, anything unknown its string."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -228,7 +228,7 @@ def plain(value: Any) -> Any:
 
 
 def join(parts: Sequence[Attribution]) -> Attribution:
-    """Batches of one method as one attribution."""
+    """Concatenate the attributions of several batches."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -243,20 +243,20 @@ def join(parts: Sequence[Attribution]) -> Attribution:
     return replace(first, map=maps, views=views, notes={**first.notes, **notes}, targets=targets)
 
 
-# --------------------------------------------------------------------------------------------------- making them
+# ------------------------------------------------------------------------------------------ running methods
 
 
 def attribute(
     trace: Trace, declared: Method, target: Any, values: dict[str, Any], views: Views | None = None
 ) -> Attribution:
-    """One method on one trace; `values` are checked options."""
+    """Run one method on one trace; `values` are validated options."""
     return attribute_all(trace, declared, [target], values, views)[0]
 
 
 def attribute_all(
     trace: Trace, declared: Method, targets: list[Any], values: dict[str, Any], views: Views | None = None
 ) -> list[Attribution]:
-    """One method on one trace for each target; one that does not depend on a target runs once."""
+    """Run one method on one trace for each target; a method that does not depend on a target runs once."""
     refuse(trace, declared)
     chosen = [choose(trace, target, declared) for target in targets]
     results, output = computed(trace, declared, tuple(chosen if declared.targeted else chosen[:1]), values)
@@ -277,7 +277,7 @@ def attribute_all(
 
 
 def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:
-    """What is asked of each image, in words that `parse` reads; None where the method does not depend on it."""
+    """The target of each image as a string that `parse` reads; None if the method does not depend on a target."""
     if output is None:
         return (None,) * count
     fixed = target.fix(output)

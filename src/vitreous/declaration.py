@@ -1,6 +1,6 @@
-"""What one method or metric declares: its options and its traits; and a method with options of your choice.
+"""The declaration of a method or metric (its options and traits), and configured methods.
 
-name = the function      family = its folder      summary = first line of the docstring      formula = the rest
+name = the function's name      family = its folder      summary, formula = the docstring's first paragraph, the rest
 options = the keyword-only parameters with their types, bounds and help      traits = the fields of `Method`
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Better = Literal["higher", "lower"]
 ByOptions = bool | Callable[[Mapping[str, Any]], bool]  # a trait that may depend on the options
-KINDS = {  # JSON's types, in words
+KINDS = {  # JSON types, as messages name them
     "integer": "a whole number",
     "number": "a number",
     "boolean": "true or false",
@@ -41,7 +41,7 @@ OF_KIND = re.compile(r"_type$|_parsing$|_from_float$|_than(_equal)?$|^(literal_e
 
 @dataclass(frozen=True)
 class Noted:
-    """A map with what else the method has to say: one value per image, by name."""
+    """A map with additional results by name, one value per image."""
 
     map: Map
     notes: dict[str, Any]
@@ -49,7 +49,7 @@ class Noted:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """A function with its name, its options and what it is for."""
+    """A declared function with its name, family, citation and options."""
 
     name: str
     family: str
@@ -73,7 +73,7 @@ class Declared:
         """The keyword-only parameters as a pydantic model."""
         named = [p for p in inspect.signature(self.run).parameters.values() if p.kind is p.KEYWORD_ONLY]
         holder = type(self.name, (), {"__annotations__": {p.name: p.annotation for p in named}})
-        space = inspect.unwrap(self.run).__globals__  # only the options' own types need to be known there
+        space = inspect.unwrap(self.run).__globals__  # must hold the types of the options only
         hints = typing.get_type_hints(holder, globalns=space, include_extras=True)
         fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in named}
         return pydantic.create_model(
@@ -82,7 +82,7 @@ class Declared:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Everything a form, a page or a table needs, as JSON."""
+        """The whole declaration as JSON, for forms, pages and tables."""
         return {
             "name": self.name,
             "family": self.family,
@@ -94,11 +94,11 @@ class Declared:
         }
 
     def traits(self) -> dict[str, Any]:
-        """What else is declared."""
+        """The declared traits, as part of the schema."""
         return {}
 
     def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All options with their values, or one line that says which is wrong."""
+        """Validate options and return all of them, defaults included; raise `OptionError` for the first wrong one."""
         for name, value in options.items():
             if name not in self.options.model_fields:
                 known = list(self.options.model_fields)
@@ -111,27 +111,27 @@ class Declared:
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0])
-            if not OF_KIND.search(first["type"]):  # a check of the author's own
+            if not OF_KIND.search(first["type"]):  # a custom validator of the method's author
                 raise OptionError(f"{self.name}.{name}={options[name]!r}: {first['msg']}") from None
             raise self.wrong(name, options[name]) from None
         return {name: getattr(valid, name) for name in self.options.model_fields}
 
     def wrong(self, option: str, value: Any) -> OptionError:
-        """What an option takes, and what it was given."""
+        """The error for a wrong value: what the option takes, and what was given."""
         bounded = isinstance(value, int | float) and not isinstance(value, bool)
         taken = takes(self.options.model_json_schema()["properties"][option], bounded)
         return OptionError(f"{self.name}.{option} takes {taken}, not {value!r}")
 
 
 def takes_bool(kind: Any) -> bool:
-    """Does an option of this type take true and false?"""
+    """Whether an option of this type takes booleans."""
     if get_origin(kind) in (typing.Union, types.UnionType):
         return any(map(takes_bool, get_args(kind)))
     return kind in (bool, Any) or (get_origin(kind) is Literal and any(isinstance(v, bool) for v in get_args(kind)))
 
 
 def takes(schema: Mapping[str, Any], bounded: bool = True) -> str:
-    """The values an option takes, in words: `mean, max or a whole number`."""
+    """The values that an option takes, as text: `mean, max or a whole number`."""
     return one_of(alternatives(schema, bounded))
 
 
@@ -150,7 +150,7 @@ def alternatives(schema: Mapping[str, Any], bounded: bool) -> Iterator[str]:
 
 
 def typed(value: Any) -> str:
-    """A value as it is typed on the command line, behind --set."""
+    """A value as it is written on the command line after --set NAME.OPTION=."""
     if isinstance(value, list | tuple):
         return ",".join(map(typed, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -158,19 +158,19 @@ def typed(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Method(Declared):
-    """A declared method: call it with a trace, a target and options. Its traits:
+    """A declared method: a function of a trace, a target and options. Its traits:
 
-    signed      its map holds evidence for and against
-    targeted    its map depends on the target
-    attention   it follows attention from token to token
-    tokens      it reads the tokens that enter an attention, of whatever kind
-    level       its values are scores, of which only the differences mean something
-    alone       it takes one image at a time, so that a batch gains nothing
-    costly      it runs the network many times: `advise` tries it only on demand
-    several     many targets can share its way back (trace/batched_targets.py)
-    replays     it never asks the GPU for a number: it can be replayed as a CUDA graph (trace/cuda_graphs.py)
-    quick       it is part of a leaderboard for which no methods are named
-    tried       options that are worth a try beside the defaults: `advise` measures them
+    signed      the map holds evidence for and against the target
+    targeted    the map depends on the target
+    attention   the method needs the attention between tokens
+    tokens      the method needs the tokens that enter an attention layer of any kind
+    level       the values are scores, of which only differences are meaningful
+    alone       the method processes one image at a time, so batches bring no speed-up
+    costly      the method needs many forward passes; `advise` tries it only on request
+    several     several targets can share one backward pass (trace/batched_targets.py)
+    replays     the method never synchronises with the GPU, so it can be a CUDA graph (trace/cuda_graphs.py)
+    quick       the method is part of the default leaderboard
+    tried       options that `advise` measures besides the defaults
     """
 
     signed: ByOptions = False
@@ -186,15 +186,15 @@ class Method(Declared):
     tried: tuple[Mapping[str, Any], ...] = ()
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
-        """Do these options give a map with evidence for and against?"""
+        """Whether the map is signed with these options."""
         return self.signed(options) if callable(self.signed) else self.signed
 
     def takes_several(self, options: Mapping[str, Any]) -> bool:
-        """With these options, can the maps of many targets be found together?"""
+        """Whether several targets can be computed together with these options."""
         return self.several(options) if callable(self.several) else self.several
 
     def can_replay(self, options: Mapping[str, Any]) -> bool:
-        """With these options, can it be recorded as a CUDA graph?"""
+        """Whether the method can be recorded as a CUDA graph with these options."""
         return self.replays(options) if callable(self.replays) else self.replays
 
     def traits(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Method(Declared):
 
     @cached_property
     def configured(self) -> Callable[..., ConfiguredMethod]:
-        """The method with options of your choice, checked; this is `vitreous.methods.NAME`."""
+        """A function from options to a `ConfiguredMethod`; this is `vitreous.methods.NAME`."""
 
         def configured(**options: Any) -> ConfiguredMethod:
             return ConfiguredMethod(self, self.check(options))
@@ -223,14 +223,14 @@ class Method(Declared):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConfiguredMethod:
-    """A method with options of your choice: it is taken wherever a method's name is.
+    """A method with its options; accepted wherever a method's name is.
 
-    repr   vitreous.methods.gae(start_layer=2), the Python that makes it
-    str    gae --set gae.start_layer=2, what follows --method on the command line
+    repr   vitreous.methods.gae(start_layer=2), the Python expression for it
+    str    gae --set gae.start_layer=2, the arguments of --method on the command line
     """
 
     method: Method
-    values: Mapping[str, Any]  # of all options, checked
+    values: Mapping[str, Any]  # all options, validated
 
     @property
     def name(self) -> str:
@@ -238,13 +238,13 @@ class ConfiguredMethod:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that differ from the defaults."""
+        """The options that differ from their defaults."""
         usual = self.method.check({})
         return {name: value for name, value in self.values.items() if value != usual[name]}
 
     @property
     def label(self) -> str:
-        """gae start_layer=2: as it is told from the same method with other options."""
+        """gae start_layer=2: a short label that distinguishes it from the same method with other options."""
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])
 
     def __eq__(self, other: object) -> bool:
@@ -263,11 +263,11 @@ class ConfiguredMethod:
 
 @dataclass(frozen=True, eq=False)
 class Metric(Declared):
-    """A declared metric: call it with a case (metrics/case.py) and options. Its traits:
+    """A declared metric: a function of a case (metrics/case.py) and options. Its traits:
 
-    better   which values are better
-    masks    it needs to know where the object is
-    again    it runs the method again, on something else
+    better   whether higher or lower values are better
+    masks    the metric needs to know where the object is
+    again    the metric runs the method again, on other images, models or targets
     """
 
     better: Better | Callable[[Mapping[str, Any]], Better]  # may depend on the options
@@ -275,7 +275,7 @@ class Metric(Declared):
     again: bool = False
 
     def direction(self, options: Mapping[str, Any]) -> Better:
-        """With these options, which values are better?"""
+        """Whether higher or lower values are better with these options."""
         return self.better(options) if callable(self.better) else self.better
 
     def traits(self) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Everything vitreous raises on purpose. Each message says what, where and the remedy, on one line.
+"""The exceptions that vitreous raises. Each message is one line: what is wrong, where, and the remedy.
 
 VitreousError
-├── InputError          a picture that cannot be used
-├── ModelError          a model that cannot be loaded or run
-│   ├── WeightsError    a checkpoint that does not fit
-│   └── Unsupported     this method cannot work on this model, others can
-├── TargetError         a class, concept or text that does not exist here
-├── OptionError         a method, an option or a value that does not exist
-└── CaptureError        the attention that was seen does not reproduce the layer's output
+├── InputError          an image, a mask or a data file cannot be used
+├── ModelError          a model cannot be loaded or run
+│   ├── WeightsError    a checkpoint does not fit the architecture
+│   └── Unsupported     a method cannot work on a model (others can)
+├── TargetError         the model has no such class, concept or text
+├── OptionError         there is no such method, metric, option or value
+└── CaptureError        the captured attention does not reproduce the layer's output
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from collections.abc import Iterable
 
 
 class VitreousError(Exception):
-    """The root: catch this to catch them all."""
+    """Base class of all exceptions of vitreous."""
 
 
 class InputError(VitreousError, ValueError):
-    """A picture that cannot be used."""
+    """An image, a mask or a data file cannot be used."""
 
 
 class ModelError(VitreousError, ValueError):
-    """A model that cannot be loaded or run."""
+    """A model cannot be loaded or run."""
 
 
 class WeightsError(ModelError):
-    """A checkpoint that does not fit the architecture."""
+    """A checkpoint does not fit the architecture."""
 
 
 class Unsupported(ModelError):
-    """This method cannot work on this model."""
+    """A method cannot work on a model."""
 
 
 class TargetError(VitreousError, ValueError):
-    """A target that does not exist in this model."""
+    """The model has no such target."""
 
 
 class OptionError(VitreousError, ValueError):
-    """A method, an option or a value that does not exist."""
+    """There is no such method, metric, option or value."""
 
 
 class CaptureError(VitreousError, RuntimeError):
-    """A·V, recomputed, differs from what the layer itself returned."""
+    """The captured attention does not reproduce the layer's output: A·V, recomputed, differs from it."""
 
 
 def nearest(word: str, known: Iterable[str], most: int = 3) -> str:
-    """`; did you mean a, b or c?`, or nothing where no name is near."""
+    """`; did you mean a, b or c?`, or an empty string if no known name is similar."""
     names = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), list(names), n=most, cutoff=0.5)
     found += [low for low in names if word and word.lower() in low and low not in found][: most - len(found)]
@@ -63,12 +63,12 @@ def one_of(words: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """Another library's message, folded to one line."""
+    """The message of an exception, folded to one line and cut to `limit` characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def explained(error: BaseException) -> str:
-    """On one line; what is not ours says its kind."""
+    """The message on one line; exceptions of other libraries are prefixed with their class name."""
     said = one_line(error)
     return said if isinstance(error, VitreousError) else f"{type(error).__name__}: {said}"

@@ -1,7 +1,8 @@
-"""One declaration, read by everything: `@method` and `@metric` turn a function's own signature into its options.
+"""The registries of methods and metrics: `@method` and `@metric` derive the options from a function's signature.
 
-What can be declared is listed in declaration.py. A package of your own adds methods and metrics through the entry-point
-groups `vitreous.methods`, `vitreous.metrics`.
+The command line, the web page, the docs and the validation all read this one declaration; declaration.py lists what
+can be declared. Other packages add methods and metrics through the entry-point groups `vitreous.methods` and
+`vitreous.metrics`.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from vitreous.errors import OptionError, VitreousError, nearest, one_line
 
 
 class MethodWarning(UserWarning):
-    """Another package's method or metric cannot be used; everything else can."""
+    """A method or metric of another package cannot be used; all others can."""
 
 
 D = TypeVar("D", bound=Declared)
 
 
 class Registry(Mapping[str, D], Generic[D]):
-    """All methods (or metrics) by name: those of our own files first, then third-party entry points."""
+    """All methods (or metrics) by name: first those of vitreous, then those of third-party entry points."""
 
     def __init__(self, kind: Literal["method", "metric"]) -> None:
         self.kind = kind
@@ -46,7 +47,7 @@ class Registry(Mapping[str, D], Generic[D]):
     def add(self, new: D) -> None:
         old = self._known.get(new.name)
         if old is not None and old.run.__module__ != new.run.__module__:
-            said = f"two {self.kind}s are called {new.name!r}: in {old.run.__module__} and in {new.run.__module__}"
+            said = f"two {self.kind}s are named {new.name!r}: in {old.run.__module__} and in {new.run.__module__}"
             if not new.run.__module__.startswith(f"vitreous.{self.kind}s."):
                 raise VitreousError(f"{said}; rename yours")
             warnings.warn(f"{said}; the latter is used", MethodWarning, stacklevel=3)
@@ -54,21 +55,21 @@ class Registry(Mapping[str, D], Generic[D]):
 
     @contextmanager
     def temporary(self) -> Iterator[None]:
-        """What is declared within this context is forgotten at its end; meant for tests.
+        """Remove everything declared within this context when it ends; meant for tests.
 
         with vitreous.METHODS.temporary():
             ...  # declare a method with @vitreous.method, and use it
 
-        Everything that was known before is known within, and again afterwards. All threads share one registry: what any
-        of them declares meanwhile is forgotten too. A module that is imported within stays imported, so that a second
-        import of it declares nothing.
+        What was registered before stays registered. All threads share one registry, so declarations of other threads
+        made meanwhile are removed too. A module imported within the context stays imported; importing it again
+        declares nothing.
         """
         self._fill()
         before = dict(self._known)
         try:
             yield
         finally:
-            self._known = before  # at once: another thread sees either the one or the other
+            self._known = before  # one assignment: other threads see the old or the new state, nothing in between
 
     def __getitem__(self, name: str) -> D:
         self._fill()
@@ -95,7 +96,7 @@ class Registry(Mapping[str, D], Generic[D]):
         if self._state == "complete":
             return
         with self._lock:
-            if self._state != "empty":  # a module that is being imported looks in here
+            if self._state != "empty":  # a module that is being imported uses the registry
                 return
             self._state = "filling"
             try:
@@ -114,7 +115,7 @@ def import_own(kind: str) -> None:
 
 
 def import_others(kind: str) -> None:
-    """Entry points of other packages; one that fails is named, the others are used."""
+    """Load the entry points of other packages; warn about those that fail."""
     for point in entry_points(group=f"vitreous.{kind}s"):
         try:
             point.load()
@@ -129,7 +130,7 @@ METRICS: Registry[Metric] = Registry("metric")
 
 
 class Family(ModuleType):
-    """The folder of a family that has the name of one of its methods: called with options, it is that method."""
+    """A family's package that shares its name with one of its methods; calling it configures that method."""
 
     def __call__(self, **options: Any) -> ConfiguredMethod:
         return METHODS[self.__name__.rpartition(".")[2]].configured(**options)
@@ -155,7 +156,7 @@ def method(
     quick: bool = False,
     tried: Sequence[Mapping[str, Any]] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function `(trace, target, *, options) -> map` as a method; `Method` says what each trait means."""
+    """Declare a function `(trace, target, *, options) -> map` as a method; see `Method` for the traits."""
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run, "method", ("trace", "target"))
@@ -206,13 +207,13 @@ def folder_of(run: Callable[..., Any]) -> str:
 
 
 def check_signature(run: Callable[..., Any], kind: str, given: tuple[str, ...]) -> None:
-    """`(trace, target, *, options)` or `(case, *, options)`, each option with its type and a default."""
+    """Raise unless the signature is `(*given, *, options)` and each option has a type and a default."""
     parameters = list(inspect.signature(run).parameters.values())
     told, taken = f"{run.__module__}.{run.__name__}", ", ".join(given)
     if len(parameters) < len(given) or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters[: len(given)]):
-        raise VitreousError(f"{told}: a {kind} takes ({taken}, *, options)")
+        raise VitreousError(f"{told}: the signature of a {kind} is ({taken}, *, options)")
     for p in parameters[len(given) :]:
         if p.kind is not p.KEYWORD_ONLY:
-            raise VitreousError(f"{told}: its option {p.name} must come after a *: ({taken}, *, {p.name})")
+            raise VitreousError(f"{told}: the option {p.name} must be keyword-only: ({taken}, *, {p.name})")
         if p.default is p.empty or p.annotation is p.empty:
-            raise VitreousError(f"{told}: its option {p.name} needs a type and a default")
+            raise VitreousError(f"{told}: the option {p.name} needs a type annotation and a default")

@@ -1,6 +1,7 @@
-"""One letter per axis, everywhere.
+"""Tensor types; each axis has the same letter everywhere.
 
-B images   L layers   H heads   N queries   M keys   d head width   D width   h w patch grid   Y X pixels   C outputs
+B images   L layers   H attention heads   N queries   M keys   d width of a head   D width of a token
+h w patch grid   Y X pixels   C outputs
 """
 
 from __future__ import annotations

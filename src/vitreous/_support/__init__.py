@@ -1,1 +1,1 @@
-"""Helpers that know nothing about models."""
+"""Helpers that are independent of models."""

@@ -1,9 +1,9 @@
-"""Work around CPUs that announce AMX and then forbid it.
+"""Work around CPUs that report AMX but do not allow it.
 
-Some virtual machines list AMX among the features of their CPU but do not allow its instructions. The bfloat16 products
-of torch (through oneDNN) trust the list, and the process dies with SIGILL. A child process finds out whether that
-happens here, once for each machine and version of torch. The remedy is to make oneDNN use older instructions; it takes
-that setting from the environment only, and only before torch is imported. Nothing here imports torch.
+Some virtual machines list AMX among the features of their CPU but do not allow its instructions. The bfloat16 matrix
+products of torch (through oneDNN) rely on the list, and the process dies with SIGILL. A child process tests this once
+per machine and torch version. The remedy is to restrict oneDNN to older instructions; oneDNN reads that setting only
+from the environment, and only before torch is imported. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SETTING = "ONEDNN_MAX_CPU_ISA"
 LOWERED = "AVX512_CORE_FP16"  # the newest instructions without AMX
 REMEDY = f"{SETTING}={LOWERED}"
 NOTICE = (
-    f"this CPU announces AMX but forbids it, so bfloat16 products would crash; using {REMEDY} "
-    "(set it in your shell for programs of your own)"
+    f"this CPU reports AMX but does not allow it, so bfloat16 products would crash; using {REMEDY} "
+    "(set it in your shell for your own programs)"
 )
 CRASHES, WORKS = b"crashes", b"works"
 PRODUCT = """
@@ -36,9 +36,9 @@ for rows in (1, 64, 197):
 
 
 def work_around_amx() -> str | None:
-    """Lower oneDNN's instruction set where AMX would crash; return a notice for the user, or None if nothing was done.
+    """Lower oneDNN's instruction set if AMX would crash; return a notice for the user, or None if nothing was changed.
 
-    It has to be called before torch is imported. A setting of the user's own is left alone.
+    Call it before torch is imported. A setting made by the user is kept.
     """
     if SETTING in os.environ or not amx_crashes():
         return None
@@ -47,7 +47,7 @@ def work_around_amx() -> str | None:
 
 
 def amx_crashes() -> bool:
-    """Whether a bfloat16 product kills the process on this CPU; always false where AMX is not announced."""
+    """Whether a bfloat16 product kills the process on this CPU; always false if the CPU does not report AMX."""
     announced = cpu_features()
     if "amx" not in announced:
         return False
@@ -56,15 +56,15 @@ def amx_crashes() -> bool:
         return note.read_bytes() == CRASHES
     environment = {name: value for name, value in os.environ.items() if name != SETTING}
     child = subprocess.run([sys.executable, "-c", PRODUCT], env=environment, capture_output=True, check=False)
-    crashes = child.returncode < 0  # ended by a signal; an ordinary error, such as a missing torch, is another story
+    crashes = child.returncode < 0  # ended by a signal; an ordinary error, such as a missing torch, does not count
     if child.returncode <= 0:
-        with contextlib.suppress(OSError):  # without a writable folder, the next command finds it out again
+        with contextlib.suppress(OSError):  # without a writable folder, the next command tests again
             write_whole(note, CRASHES if crashes else WORKS)
     return crashes
 
 
 def cpu_features() -> str:
-    """What the kernel says about the first CPU; empty where it does not say."""
+    """The model and feature flags of the first CPU, as the kernel reports them; empty if it does not."""
     try:
         text = Path(os.environ.get("VITREOUS_CPUINFO", "/proc/cpuinfo")).read_text()
     except OSError:
@@ -73,7 +73,7 @@ def cpu_features() -> str:
 
 
 def verdict_file(announced: str) -> Path:
-    """Where the verdict for this CPU, kernel and version of torch is kept."""
+    """The file that caches the test result for this CPU, kernel and torch version."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Atomic file writes: a file is complete, or it does not exist."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import uuid
 from pathlib import Path
 
-FIGURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")  # endings of figures
-DRAFT = ".part"  # the ending of a file that is not whole yet
+FIGURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")  # suffixes of figures
+DRAFT = ".part"  # the suffix of a file that is not complete yet
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write beside the file and move over it in one step: an interrupt or a full disk leaves no half of it.
+    """Write a temporary file and move it into place, so that an interrupt or a full disk leaves no partial file.
 
-    `lasting`: wait until it is on the disk, so that a power cut leaves no half of it either.
+    `lasting`: also flush it to the disk, so that a power cut leaves no partial file either.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{uuid.uuid4().hex}{DRAFT}")
@@ -23,13 +23,13 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
             sync(draft, os.O_RDWR)
         os.replace(draft, path)
         if lasting and os.name == "posix":
-            sync(path.parent, os.O_RDONLY)  # the new name as well
+            sync(path.parent, os.O_RDONLY)  # the directory entry as well
     finally:
         draft.unlink(missing_ok=True)
 
 
 def sync(path: Path, how: int) -> None:
-    """Wait until a file or a folder is on the disk."""
+    """Flush a file or a folder to the disk."""
     handle = os.open(path, how)
     try:
         os.fsync(handle)

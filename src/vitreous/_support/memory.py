@@ -1,7 +1,7 @@
-"""How much memory may be used, and how many things at a time fit into it.
+"""Memory limits and batch sizes.
 
-Every method that runs many copies of an image asks here. A batch that does not fit all the same is halved and tried
-again, so results never depend on the limit, only the time does.
+Every method that runs many copies of an image takes its batch size from here. A batch that does not fit is halved and
+tried again, so the limit affects the time but never the results.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vitreous.errors import OptionError
 
 T = TypeVar("T")
 
-SHARE = 0.5  # of what is free, where no limit is given
-MOST = {"cpu": 16, "cuda": 256}  # more at a time gains nothing: a CPU's caches overflow before
+SHARE = 0.5  # of the free memory, if no limit is given
+MOST = {"cpu": 16, "cuda": 256}  # larger batches are not faster; on a CPU they overflow the caches
 SIZE = TypeAdapter(ByteSize)
 LEAST = 2**26  # bytes that are assumed to be free even in a full container
-GROUPS = (  # files of a container, newer and older
+GROUPS = (  # files of cgroups v2 and v1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
@@ -37,7 +37,7 @@ _limit: ContextVar[int | None] = ContextVar("vitreous_memory", default=None)
 
 @contextmanager
 def limit_memory(limit: int | str | None) -> Iterator[None]:
-    """Within this context, batches are chosen to take about so much memory: bytes, "4GB" or "512MiB"."""
+    """Choose batch sizes within this context to use about this much memory: bytes, "4GB" or "512MiB"."""
     token = _limit.set(parse_memory(limit) if limit is not None else None)
     try:
         yield
@@ -46,7 +46,7 @@ def limit_memory(limit: int | str | None) -> Iterator[None]:
 
 
 def parse_memory(text: int | str) -> int:
-    """4000000000, "4GB", "3.5 GiB" or "500M" to bytes."""
+    """Convert 4000000000, "4GB", "3.5 GiB" or "500M" to bytes."""
     try:
         found = int(SIZE.validate_python(text))
     except ValidationError:
@@ -57,13 +57,13 @@ def parse_memory(text: int | str) -> int:
 
 
 def budget(device: torch.device) -> int:
-    """Bytes that may be used at a time."""
+    """Bytes that a batch may use."""
     given = _limit.get()
     return given if given is not None else int(SHARE * free_memory(device))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that nobody uses on this device."""
+    """Free bytes on this device."""
     if device.type == "cuda":
         return free_cuda(device, int(time.monotonic()))
     return int(min(psutil.virtual_memory().available, free_in_group(Path("/sys/fs/cgroup"))))
@@ -71,13 +71,13 @@ def free_memory(device: torch.device) -> int:
 
 @lru_cache(maxsize=8)
 def free_cuda(device: torch.device, second: int) -> int:
-    """What the driver and torch's own store have left; asked once a second, since it takes half a millisecond."""
+    """Bytes free in the driver and in torch's cache; cached for a second, since a query takes half a millisecond."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def free_in_group(group: Path) -> float:
-    """Bytes left below the limit of a container; infinite where it sets none."""
+def free_in_group(group: Path) -> int | float:
+    """Bytes left below the limit of a container; infinite if it sets none."""
     for most, used in GROUPS:
         with suppress(OSError, ValueError):
             return max(int((group / most).read_text()) - int((group / used).read_text()), LEAST)
@@ -85,13 +85,16 @@ def free_in_group(group: Path) -> float:
 
 
 def batch_size(bytes_each: int, device: torch.device, most: int | None = None) -> int:
-    """How many things of this size to run at a time: at least one."""
+    """How many items of `bytes_each` fit into one batch; at least one."""
     most = most or MOST.get(device.type, MOST["cpu"])
     return max(1, min(most, budget(device) // max(1, bytes_each)))
 
 
 def in_batches(run: Callable[[slice], T], count: int, size: int, what: str | None = None) -> list[T]:
-    """`run` on slices of 0…count, `size` long, shorter where memory runs out. `what`: the name of a progress bar."""
+    """Call `run` on consecutive slices of 0…count, of `size` items or fewer if memory runs out.
+
+    `what`: the label of the progress bar.
+    """
 
     def parts() -> Iterator[tuple[int, T]]:
         start, most = 0, size
@@ -109,7 +112,7 @@ def in_batches(run: Callable[[slice], T], count: int, size: int, what: str | Non
 
 
 def attempt(run: Callable[[slice], T], part: slice) -> tuple[T] | None:
-    """What `run` gives; None where memory ran out and a smaller part may fit."""
+    """The result of `run` in a tuple; None if memory ran out and a smaller slice may fit."""
     try:
         return (run(part),)
     except (RuntimeError, MemoryError) as error:
@@ -121,5 +124,5 @@ def attempt(run: Callable[[slice], T], part: slice) -> tuple[T] | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Did a GPU or the system have too little memory? On the CPU, torch has no exception of its own for it."""
+    """Whether the GPU or the system ran out of memory; on the CPU, torch has no exception class for it."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

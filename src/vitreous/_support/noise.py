@@ -1,4 +1,4 @@
-"""Normal numbers that are the same on every device: each comes from a counter, none from a state."""
+"""Counter-based random normal numbers, which are the same on every device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LOW = 0xFFFFFFFF
 
 
 def normal(keys: Int[Tensor, "B"], count: int, turn: int = 0) -> Float[Tensor, "B {count}"]:
-    """So many standard normal numbers for each key; another `turn` gives others.
+    """Draw `count` standard normal numbers for each key; each `turn` gives independent ones.
 
-    √(−2 ln u)·cos 2πv and ·sin 2πv (Box and Muller); u and v are the halves of SplitMix64's output
+    √(−2 ln u)·cos 2πv and ·sin 2πv (Box–Muller transform); u and v are the halves of SplitMix64's output
     """
     counter = torch.arange((count + 1) // 2, device=keys.device, dtype=torch.int64)
     start = mixed(mixed(keys) + turn)
@@ -26,12 +26,12 @@ def normal(keys: Int[Tensor, "B"], count: int, turn: int = 0) -> Float[Tensor, "
 
 
 def mixed(z: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    """SplitMix64's last steps; a shift of signed numbers brings copies of the sign, which are cut off."""
+    """The finaliser of SplitMix64; the masks remove the sign bits that a shift of signed integers brings in."""
     z = (z ^ (z >> 30 & (1 << 34) - 1)) * FIRST
     z = (z ^ (z >> 27 & (1 << 37) - 1)) * SECOND
     return z ^ (z >> 31 & (1 << 33) - 1)
 
 
 def uniform(bits: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """32 bits as a number above 0 and up to 1."""
+    """Map 32 bits to a number in (0, 1]."""
     return (bits.float() + 0.5) * 2.0**-32

@@ -1,4 +1,4 @@
-"""Packages that only some uses need."""
+"""Optional packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitreous.errors import ModelError
 
 
 def needs(package: str, extra: str) -> Any:
-    """Import an optional package, or say how to get it."""
+    """Import an optional package; raise with the install command if it is missing."""
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -1,4 +1,4 @@
-"""How far a long computation is. The library itself prints nothing: whoever wants to see it listens."""
+"""Progress of long computations. The library itself prints nothing; a listener can be set to follow the progress."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
-PATIENCE = 2.0  # seconds without a bar
+PATIENCE = 2.0  # seconds before a bar appears
 
 
 @runtime_checkable
 class Listener(Protocol):
-    """Is told what begins, how far it is, and when it ends."""
+    """Receives the start, the progress and the end of each task."""
 
     def begin(self, what: str, total: int) -> Any: ...
 
@@ -32,7 +32,7 @@ _listener: ContextVar[Listener | None] = ContextVar("vitreous_progress", default
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Within this context, `listener` is told."""
+    """Report progress to `listener` within this context."""
     token = _listener.set(listener)
     try:
         yield
@@ -45,7 +45,7 @@ def one(item: Any) -> int:
 
 
 def steps(items: Iterable[T], total: int, what: str | None, size: Callable[[T], int] = one) -> Iterator[T]:
-    """The items, and whoever listens is told how many of `total` are done (`size`: how much one item counts)."""
+    """Yield the items and report how many of `total` are done; `size` gives the count of one item."""
     if what is None:
         yield from items
         return
@@ -57,7 +57,7 @@ def steps(items: Iterable[T], total: int, what: str | None, size: Callable[[T], 
 
 @contextmanager
 def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more are done, for work that is no plain loop."""
+    """Yield a function that reports how many more are done, for work that is not a plain loop."""
     listener = _listener.get()
     if listener is None:
         yield lambda more: None
@@ -76,7 +76,7 @@ def counting(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
 
 class Bars:
-    """Bars on the terminal with the time left, for whatever takes longer than two seconds."""
+    """Progress bars on the terminal with the time left, for tasks that take longer than two seconds."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress, self.clock = progress, clock
@@ -107,9 +107,9 @@ def stop(progress: Progress) -> None:
 
 @contextmanager
 def show_progress(shown: bool | None = None) -> Iterator[None]:
-    """Within this context, bars on the standard error output show how far long computations are.
+    """Show progress bars for long computations on standard error within this context.
 
-    `shown`: yes or no; None: where it is a terminal.
+    `shown`: whether to show them; None: only if standard error is a terminal.
     """
     if not (sys.stderr.isatty() if shown is None else shown):
         yield

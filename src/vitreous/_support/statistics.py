@@ -1,6 +1,6 @@
-"""What can be said from a sample of images: paired bootstrap intervals, ranks, and verdicts in plain words.
+"""Statistics of a sample of images: paired bootstrap intervals, ranks and verdicts.
 
-mean* = Σ cᵢ vᵢ / Σ cᵢ, c ~ Multinomial(n, 1/n): every method is averaged over the same resampled images
+mean* = Σ cᵢ vᵢ / Σ cᵢ, c ~ Multinomial(n, 1/n): all methods are averaged over the same resampled images
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from vitreous.registry import Better
 
 TIMES = 2000  # resamples
 LEVEL = 0.95
-FEW = 5  # images: fewer say nothing
-NAMED = 3  # metrics in a verdict; more are counted
+FEW = 5  # images: no verdict from fewer
+NAMED = 3  # metrics listed by name in a verdict; more are only counted
 MOST_DIGITS = 6
-AT_ONCE = 2**23  # numbers in a block of resamples
+AT_ONCE = 2**23  # numbers per block of resamples
 
 Table = Float[np.ndarray, "M K"]  # methods, metrics
 Counts = Int[np.ndarray, "M K"]
@@ -47,7 +47,7 @@ def resampled_means(
 
 
 def intervals(values: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarray, "2 S"]:
-    """The 95 % interval of each mean; none from fewer than two images."""
+    """The 95 % bootstrap interval of each mean; NaN from fewer than two images."""
     found = np.full((2, len(values)), np.nan)
     enough = np.isfinite(values).sum(1) > 1
     if enough.any():
@@ -57,14 +57,14 @@ def intervals(values: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarr
 
 
 def mean_of(values: np.ndarray) -> np.ndarray:
-    """The mean over the last axis, ignoring NaN; NaN where nothing is left."""
+    """The mean over the last axis, ignoring NaN; NaN if there is no finite value."""
     known = np.isfinite(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(known, values, 0).sum(-1) / known.sum(-1))
 
 
 def pearson(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Pearson's r along the last axis; NaN where one side does not vary."""
+    """Pearson's r along the last axis; NaN if one side is constant."""
     x, y = (side - side.mean(-1, keepdims=True) for side in (one.astype(np.float64), other.astype(np.float64)))
     size = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
     varied = (np.ptp(one, axis=-1) > 0) & (np.ptp(other, axis=-1) > 0) & (size > 0)
@@ -74,44 +74,44 @@ def pearson(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Methods × metrics: means, their intervals, how much better than `random`, ranks."""
+    """Methods × metrics: means with intervals, gains over the control with intervals, ranks."""
 
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     better: tuple[Better, ...]
-    judged: tuple[bool, ...]  # which metrics ask whether a map is right; the others only describe it
+    judged: tuple[bool, ...]  # which metrics judge whether a map is right; the others only describe it
     control: str
     mean: Table
     low: Table
     high: Table
     count: Counts
-    gain: Table  # mean paired difference to the control; above zero is better, whichever way the metric runs
+    gain: Table  # mean paired difference from the control; positive is better, whatever the metric's direction
     gain_low: Table
     gain_high: Table
     pairs: Counts
-    rank: Table  # 1 is best; equals share theirs
+    rank: Table  # 1 is best; ties share their mean rank
 
     @cached_property
     def mean_rank(self) -> Float[np.ndarray, "M"]:
-        """Over the metrics that judge, as far as a method has a value."""
+        """The mean rank of each method over the judging metrics for which it has a value."""
         return mean_of(self.rank[:, list(np.flatnonzero(self.judged))])
 
     @property
     def order(self) -> list[int]:
-        """The methods' numbers, best mean rank first, those without a rank last."""
+        """The indices of the methods, best mean rank first, those without a rank last."""
         return sorted(range(len(self.methods)), key=lambda m: (np.isnan(self.mean_rank[m]), self.mean_rank[m], m))
 
     @cached_property
     def effect(self) -> Int[np.ndarray, "M K"]:
-        """1: better than the control, −1: worse, 0: it cannot be told."""
+        """1: better than the control, −1: worse, 0: not distinguishable."""
         enough = self.pairs >= FEW
         above, below = (self.gain_low > 0) & enough, (self.gain_high < 0) & enough
         return above.astype(np.int64) - below.astype(np.int64)
 
     def verdict(self, method: int) -> str:
-        """One method against the control, in words."""
+        """The comparison of one method with the control, as text."""
         if self.methods[method] == self.control:
-            return "the control: what a map is worth that knows nothing"
+            return "the control: what an uninformed map scores"
         told = [k for k, judged in enumerate(self.judged) if judged and self.pairs[method, k]]
         if not told:
             return "could not be measured"
@@ -137,11 +137,11 @@ class Summary:
         return f"all {len(all)} metrics" if len(some) == len(all) else f"{len(some)} of {len(all)} metrics"
 
     def named(self, metrics: Sequence[int]) -> str:
-        """By name where they are few."""
+        """The names of a few metrics, or the number of many."""
         return f"{len(metrics)} others" if len(metrics) > NAMED else ", ".join(self.metrics[k] for k in metrics)
 
     def spell(self, value: float, k: int) -> str:
-        """A value of a metric with as many digits as tell its methods apart: 0.123, −1.20, 0.00098, 340."""
+        """Format a value of a metric with enough digits to distinguish the methods: 0.123, −1.20, 0.00098, 340."""
         known = self.mean[:, k][np.isfinite(self.mean[:, k])]
         width = float(known.max() - known.min()) or float(np.abs(known).max()) or 1.0
         digits = max(0, 2 - math.floor(math.log10(width)))
@@ -159,10 +159,10 @@ def summarise(
     judged: Sequence[bool] | None = None,
     seed: int = 0,
 ) -> Summary:
-    """Everything that a table of values [methods, metrics, images] tells."""
+    """Summarise a table of values [methods, metrics, images]."""
     if control not in methods:
         raise OptionError(
-            f"{control} is not among the methods ({', '.join(methods)}), so nothing can be compared to it"
+            f"{control} is not among the methods ({', '.join(methods)}), so nothing can be compared with it"
         )
     shape = values.shape[:2]
     sign = np.array([1.0 if direction == "higher" else -1.0 for direction in better])
@@ -190,7 +190,7 @@ def summarise(
 
 
 def ranks(mean: Table, sign: Float[np.ndarray, "K"]) -> Table:
-    """Within each metric, best first; equals share the middle of their places, what has no value has no rank."""
+    """The rank of each method within each metric, 1 for the best; ties share their mean rank, NaN has no rank."""
     ranked = np.full(mean.shape, np.nan)
     for k in range(mean.shape[1]):
         there: Bool[np.ndarray, "M"] = np.isfinite(mean[:, k])
@@ -221,7 +221,7 @@ class Moments:
 
     @property
     def interval(self) -> Float[np.ndarray, "2 T"]:
-        """Its lower and upper end; none from fewer than two images."""
+        """The lower and upper ends of the 95 % interval; NaN from fewer than two images."""
         n = self.count
         with np.errstate(invalid="ignore", divide="ignore"):
             half = stats.t.ppf((1 + LEVEL) / 2, np.maximum(n - 1, 1)) * np.sqrt(self._spread / (n - 1) / n)

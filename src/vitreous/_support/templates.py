@@ -1,4 +1,4 @@
-"""HTML from Jinja2 templates: a folder `templates` beside the modules that fill them, every value escaped."""
+"""HTML from Jinja2 templates, which lie in a package's `templates` folder; every value is escaped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from markupsafe import Markup
 
 
 def render(package: str, name: str, **values: Any) -> Markup:
-    """The template `name` of a package, filled in; a name that is not given is an error."""
+    """Render the template `name` of a package; an undefined variable is an error."""
     return Markup(environment(package).get_template(name).render(values))
 
 
 @cache
 def environment(package: str) -> Environment:
-    """A package's templates. Text that is HTML already is a `Markup`; all else is escaped."""
+    """The template environment of a package. Pass HTML as `Markup`; everything else is escaped."""
     return Environment(
         loader=PackageLoader(package),
         autoescape=True,

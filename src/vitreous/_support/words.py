@@ -1,4 +1,4 @@
-"""Numbers in words, and numbers as JSON can hold them."""
+"""Numbers as text, and numbers as JSON values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def span(ends: Sequence[float] | np.ndarray, digits: int = 2) -> str:
-    """An interval: [0.10, 0.32]; [cannot be told] where there is none."""
+    """An interval: [0.10, 0.32]; [undefined] if an end is not finite."""
     known = all(math.isfinite(end) for end in ends)
-    return f"[{number(ends[0], digits)}, {number(ends[1], digits)}]" if known else "[cannot be told]"
+    return f"[{number(ends[0], digits)}, {number(ends[1], digits)}]" if known else "[undefined]"
 
 
 def share(part: float) -> str:
-    """12 %, 99.9 %: never 100 % or 0 % where it is not all or none."""
+    """12 %, 99.9 %: 100 % and 0 % only for exactly all and none."""
     if part in (0, 1):
         return f"{100 * part:.0f} %"
     percent = min(max(100 * part, 0.1), 99.9)
@@ -44,7 +44,7 @@ def spoken(names: Sequence[str], word: str = "and") -> str:
 
 
 def finite(value: Any) -> Any:
-    """A number or an array as JSON can hold it: lists of floats, None for NaN and infinities."""
+    """Convert a number or an array to JSON values: floats or lists of them, None for NaN and infinity."""
     if isinstance(value, np.ndarray) and value.ndim:
         return [finite(one) for one in value]
     return float(value) if math.isfinite(value) else None

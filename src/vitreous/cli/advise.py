@@ -1,4 +1,4 @@
-"""`vitreous advise`: which method, layer and options are most faithful for this model on these pictures."""
+"""`vitreous advise`: find the most faithful method, layer and options for a model on given images."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(
 
 
 def told(found: Advice, files: list[Path]) -> dict[str, Any]:
-    """For programs."""
+    """The advice as JSON."""
     return {
         "model": found.model,
         "metric": found.metric,
@@ -73,12 +73,12 @@ def told(found: Advice, files: list[Path]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """JSON knows no NaN."""
+    """None in place of NaN, which JSON does not have."""
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def show(found: Advice) -> None:
-    """The contenders, best first: value and gain over random with their 95 % intervals, cost."""
+    """Print the contenders, best first: value and gain over random with their 95 % intervals, and the cost."""
     arrow = "↑" if found.better == "higher" else "↓"
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in ("", f"{found.metric} {arrow}", "gain over random", "forwards"):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OUT = Path("vitreous-out")
 
-# ------------------------------------------------------------------------------------------------- what is worked on
+# ------------------------------------------------------------------------------------------------------------ images
 
 Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.", metavar="IMAGE...")]
 DataSet = Annotated[
@@ -38,7 +38,7 @@ ClassFolders = Annotated[
     Path, typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
 ]
 
-# ------------------------------------------------------------------------------------------------------- which model
+# ------------------------------------------------------------------------------------------------------------- models
 
 MODEL = "timm name, hf/ID-or-folder, torchvision/NAME or openclip/NAME; default: the embedded model."
 WEIGHTS = "Checkpoint file (.safetensors, .pth), or random."
@@ -59,7 +59,7 @@ Memory = Annotated[
     str | None, typer.Option("--memory", help="Use about this much memory: 4GB, 512MiB; default: half of what is free.")
 ]
 
-# ------------------------------------------------------------------------------------------------------ what is asked
+# --------------------------------------------------------------------------------- methods, metrics and their options
 
 METHODS = typer.Option(
     "--method", "--methods", "-x", help="Methods, separated by commas, or all; see: vitreous methods."
@@ -82,7 +82,7 @@ Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N
 Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]
 
-# ------------------------------------------------------------------------------------------------ what the results are
+# ------------------------------------------------------------------------------------------------------------- results
 
 BATCH = typer.Option("--batch", help="Images at a time; a study without it takes what memory allows.", min=1)
 FOLDER = typer.Option("--out", "-o", help="Folder for the results.")
@@ -95,12 +95,12 @@ Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
+# --------------------------------------------------------------------------------------------------- groups of options
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """Which network, and where it runs."""
+    """The network and its device."""
 
     model: ModelName = None
     weights: WeightsFile = None
@@ -115,7 +115,7 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Source(Backbone):
-    """Which model, where it runs, and how much memory it may use."""
+    """The model, its device and how much memory it may use."""
 
     labels: LabelsFile = None
     probe: ProbeFile = None
@@ -127,7 +127,7 @@ class Source(Backbone):
         return load_model(self.model, self.weights, self.device, self.img_size, self.labels, self.probe)
 
     def limited(self) -> AbstractContextManager[None]:
-        """Within this context, memory is used as it was asked for."""
+        """Apply the memory limit within this context."""
         from vitreous._support.memory import limit_memory
 
         return limit_memory(self.memory)
@@ -135,7 +135,7 @@ class Source(Backbone):
 
 @dataclass(frozen=True)
 class Choice:
-    """Which images of a data set."""
+    """The choice of images of a data set."""
 
     limit: Limit = None
     sample: Sample = None
@@ -144,7 +144,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Saliency:
-    """How the saliency of a class is found and compared with attention."""
+    """How the saliency of a class is computed and compared with attention."""
 
     samples: Annotated[int, typer.Option(help="Noisy copies of each image for the saliency map.")] = 16
     sigma: Annotated[float, typer.Option(help="Noise, as a share of the image's range of values.")] = 0.15
@@ -152,7 +152,7 @@ class Saliency:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for Typer: each parameter that is a group of options stands for these options."""
+    """A command for Typer in which each parameter that is a group of options is replaced by these options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     seen: list[inspect.Parameter] = []
@@ -173,7 +173,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fields_of(group: Any) -> Iterator[inspect.Parameter]:
-    """The options of a group, as Typer reads them."""
+    """The options of a group as parameters that Typer reads."""
     hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
         usual = inspect.Parameter.KEYWORD_ONLY

@@ -1,4 +1,4 @@
-"""`vitreous cass`: which heads look where the class is; a figure of all heads, the numbers and a summary out."""
+"""`vitreous cass`: compare the attention heads with the saliency of a class; writes a figure, arrays and a summary."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from vitreous.trace.apply import choose, images_at_once, refuse
 from vitreous.trace.trace import Trace
 
 ENDING = ".cass"
-ENDS = 5  # heads named at each end
-CLEAR, LOOSE = 0.7, 0.3  # rank correlations from here on are called a fall or a rise
+ENDS = 5  # heads listed at each end
+CLEAR, LOOSE = 0.7, 0.3  # absolute rank correlations from which the summary reports a trend, or a weak one
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The heads of a batch beside the saliency of the class."""
+    """The attention heads and the saliency of the class for a batch of images."""
 
     weighted: Attribution
     scores: np.ndarray  # [B L H]
@@ -83,10 +83,10 @@ def run(
 
 
 def compare(trace: Trace, target: str | None, values: dict[str, Any], views: Views) -> Compared:
-    """What `cass_attention` computes, with everything it is made of."""
+    """The map of `cass_attention` together with its scores, saliency and head maps."""
     declared = METHODS["cass_attention"]
     refuse(trace, declared)
-    trace.whole()  # the output is needed for the class
+    trace.whole()  # the class is chosen from the output
     chosen = choose(trace, target, declared)
     device = trace.images.device.type
     with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
@@ -112,11 +112,11 @@ def numbers(values: Tensor) -> np.ndarray:
     return values.detach().float().cpu().numpy()
 
 
-# ------------------------------------------------------------------------------------------------------ what is written
+# -------------------------------------------------------------------------------------------------------- writing files
 
 
 def write(found: Compared, index: int, file: Path, name: str, out: Path) -> dict[str, Any]:
-    """The numbers and the figure of one picture, each whole or not at all."""
+    """Write the arrays and the figure of one image, each atomically."""
     out.mkdir(parents=True, exist_ok=True)
     png, npz = result_files(out, name + ENDING)
     one, scores = found.weighted[index], found.scores[index]
@@ -142,20 +142,20 @@ def write(found: Compared, index: int, file: Path, name: str, out: Path) -> dict
 
 
 def rank(scores: np.ndarray) -> list[dict[str, Any]]:
-    """All heads, the most alike first."""
+    """All heads, the most similar first."""
     order = np.argsort(-scores, axis=None, kind="stable")
     places = (divmod(int(i), scores.shape[1]) for i in order)
     return [{"layer": layer, "head": head, "similarity": float(scores[layer, head])} for layer, head in places]
 
 
 def correlation(means: np.ndarray) -> float | None:
-    """Spearman's rank correlation of the layers' means and their depth; None where there is no order to find."""
+    """Spearman's rank correlation between depth and the mean of a layer; None if it is undefined."""
     if len(means) < 3 or np.ptp(means) == 0 or not np.isfinite(means).all():
         return None
     return float(spearmanr(np.arange(len(means)), means).statistic)
 
 
-# -------------------------------------------------------------------------------------------------------- what is said
+# ----------------------------------------------------------------------------------------------------- printing results
 
 
 def report(summary: Summary, values: dict[str, Any], as_json: bool) -> None:
@@ -175,13 +175,13 @@ def show_done(summary: Summary) -> None:
     count, failed = len(summary.done), len(summary.failed)
     if count > SHOWN:
         typer.echo(f"… and {count - SHOWN} more in {summary.out}")
-    pictures = f"{count} picture{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
+    pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
     where = "the .npz beside each figure" if count > 1 else summary.done[0]["maps"]
-    typer.echo(f"{pictures}, the heads of {summary.model} compared with the saliency of the class; numbers: {where}")
+    typer.echo(f"{pictures}, the heads of {summary.model} compared with the saliency of the class; arrays: {where}")
 
 
 def show_heads(entry: dict[str, Any]) -> None:
-    """The heads at both ends, side by side."""
+    """Print the most and the least similar heads side by side."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for word in ("most alike", "least alike"):
         table.add_column(word)
@@ -198,10 +198,10 @@ def score(one: dict[str, Any]) -> str:
 
 
 def depth(entry: dict[str, Any]) -> str:
-    """Does the similarity fall with depth, as it does in most trained models?"""
+    """A sentence on whether the similarity falls with depth, as it does in most trained models."""
     means, found = entry["layer_means"], entry["depth_correlation"]
     if found is None:
-        return "Whether the similarity falls with depth cannot be told from so few or equal layers."
+        return "There are too few distinct layers to tell whether the similarity falls with depth."
     way = "fall" if found < 0 else "rise"
     strong, weak = f"{way}s with depth", f"tends to {way} with depth, with exceptions"
     said = strong if abs(found) >= CLEAR else weak if abs(found) >= LOOSE else "does not follow depth"

@@ -1,4 +1,4 @@
-"""The commands and their options. What a command does is imported when it runs, for most of it needs torch."""
+"""The commands and their options. The code behind a command is imported when it runs, since most of it needs torch."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def cass(
 
 @dataclass(frozen=True)
 class Ascent:
-    """How an image is made that a unit answers to."""
+    """The options of activation maximisation."""
 
     steps: Annotated[int, typer.Option(help="Steps of the ascent.")] = 256
     seed: Annotated[

@@ -31,11 +31,11 @@ def build(
     if similarity not in KINDS:
         raise OptionError(f"--similarity {similarity}: must be one of {', '.join(KINDS)}")
     if not name.strip() or (out is None and Path(name).name != name):
-        raise OptionError(f"{name!r} is not a name; give a plain one, and the place with --out")
+        raise OptionError(f"{name!r} is not a plain name; give the name without folders, and the folder with --out")
     found = pictures.find(*images)
     concept = Concept.from_images(backbone.load(), found, similarity, name=name)
     file = concept.save(out or FOLDER / f"{name}.safetensors")
-    typer.echo(f"{file}  {len(found)} pictures, {similarity}")
+    typer.echo(f"{file}  {len(found)} images, {similarity}")
     asked = f"concept:{name if out is None else out}"
     typer.echo(
         f"use it: vitreous explain IMAGE --method cdam --target {asked}"
@@ -51,6 +51,6 @@ def list_concepts() -> None:
     files = sorted(FOLDER.glob("*.safetensors"))
     for file in files:
         concept = Concept.load(file)
-        typer.echo(f"{file.stem}  {len(concept.examples)} pictures, {concept.similarity}")
+        typer.echo(f"{file.stem}  {len(concept.examples)} images, {concept.similarity}")
     if not files:
         typer.echo(f"no concepts in {FOLDER}; build one: vitreous concept build NAME IMAGES…")

@@ -1,4 +1,4 @@
-"""`vitreous doctor`: what a report of a problem needs, ready to paste."""
+"""`vitreous doctor`: print what a problem report needs, ready to paste."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def show(found: Health) -> None:
         say(f"{device.name}: {device.told}; {said}")
     say()
     for problem in found.problems:
-        say(f"to mend: {problem}")
+        say(f"to fix: {problem}")
     if not found.problems:
-        say("all is well; to report a problem, paste these lines with the command and what it said")
+        say("no problems found; to report one, paste these lines with the command and its output")

@@ -1,4 +1,4 @@
-"""`vitreous evaluate`: a data set in; a table of methods × metrics, its files and a verdict for each method out."""
+"""`vitreous evaluate`: measure methods on a data set; prints a table and verdicts, writes the leaderboard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitreous.models.model import Model
 from vitreous.plot.colour import is_control
 
 SIGNS = {1: ("▲", "green"), -1: ("▼", "red"), 0: (" ", "")}
-NAME, CELL = 18, 15  # letters of a method's name, and of a value with its interval
+NAME, CELL = 18, 15  # characters of a method's name, and of a value with its interval
 
 
 def run(
@@ -55,13 +55,13 @@ def run(
 
 
 def measured(board: Leaderboard) -> bool:
-    """Has any method that is no control a value?"""
+    """Whether any method other than the controls has a value."""
     real = [m for m, name in enumerate(board.methods) if not is_control(name)]
     return bool(np.isfinite(board.values[real or slice(None)]).any())
 
 
 def tell(board: Leaderboard, files: list[Path], as_json: bool) -> None:
-    """The table and the verdicts, or JSON; what failed goes to the error output."""
+    """Print the table and the verdicts, or JSON; failures go to standard error."""
     summary = board.summary()
     if as_json:
         written = {file.name: str(file) for file in files}
@@ -77,7 +77,7 @@ def tell(board: Leaderboard, files: list[Path], as_json: bool) -> None:
 
 
 def show(board: Leaderboard, summary: Summary) -> None:
-    """As many metrics side by side as the terminal has room for, then the verdicts."""
+    """Print as many metrics side by side as fit on the terminal, then the verdicts."""
     from rich.console import Console
     from rich.text import Text
 
@@ -92,7 +92,7 @@ def show(board: Leaderboard, summary: Summary) -> None:
 
 
 def values_table(summary: Summary, metrics: range) -> Any:
-    """Means, half the width of their intervals, and ▲ or ▼ where they differ from random."""
+    """A table of means, the half-widths of their intervals, and ▲ or ▼ where they differ from random."""
     from rich.table import Table
     from rich.text import Text
 
@@ -118,7 +118,7 @@ def value(summary: Summary, m: int, k: int) -> Any:
 
 
 def verdict_table(board: Leaderboard, summary: Summary) -> Any:
-    """Mean rank, cost and verdict, best first."""
+    """A table of mean ranks, costs and verdicts, best first."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`vitreous explain`: pictures in; a figure, the raw maps and a summary out."""
+"""`vitreous explain`: explain images; writes a figure and the raw maps of each and prints a summary."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Grid = list[list[Attribution | None]]  # targets × methods
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for."""
+    """The methods, their options and where to write."""
 
     methods: list[Method]
-    everything: bool  # "all": what does not work on this model is left out
+    everything: bool  # --method all: methods that do not work on this model are skipped
     values: dict[str, dict[str, Any]]
     out: Path
     cells: bool
@@ -87,15 +87,15 @@ def make_plan(methods: str, settings: Settings, out: Path, cells: bool) -> Plan:
     values = {m.name: m.check(settings.get(m.name, {})) for m in chosen}
     for name in settings:
         if name not in values:
-            raise OptionError(f"--set {name}.…: {name} is not among the methods asked for (--method {methods})")
+            raise OptionError(f"--set {name}.…: {name} is not among the chosen methods (--method {methods})")
     check_out(out)
     return Plan(chosen, everything, values, out, cells)
 
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
-    """Targets × methods; a method that knows no target appears in the first row only."""
+    """Maps of targets × methods; a method without a target appears in the first row only."""
     if not any(one.targeted for one in plan.methods):
-        trace.whole()  # the figure shows the best classes, so a run must go to its end
+        trace.whole()  # the figure shows the best classes, so the forward pass must reach the output
     columns = [attempt(trace, one, targets if one.targeted else None, plan, views, summary) for one in plan.methods]
     return [list(row) for row in zip_longest(*columns)]
 
@@ -103,7 +103,7 @@ def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Vi
 def attempt(
     trace: Trace, one: Method, targets: list[str] | None, plan: Plan, views: Views, summary: Summary
 ) -> Sequence[Attribution | None]:
-    """One method's maps for each target; where all were asked for, one that cannot work here leaves a note."""
+    """The maps of one method for each target; with --method all, an unsupported method leaves a note instead."""
     asked: list[Any] = [None] if targets is None else targets
     try:
         made = attribute_all(trace, one, asked, plan.values[one.name], views)
@@ -117,7 +117,7 @@ def attempt(
 
 
 def split_targets(text: str, model: Model) -> list[str]:
-    """One target, or several separated by commas (a label may itself hold a comma)."""
+    """One target, or several separated by commas (a label may itself contain a comma)."""
     outputs = count_outputs(model)
     try:
         parse(text, model, outputs)
@@ -133,12 +133,12 @@ def split_targets(text: str, model: Model) -> list[str]:
 
 def count_outputs(model: Model) -> int:
     if model.outputs is None:
-        _ = model.layout  # the probe runs the model once
+        _ = model.layout  # the layout run is one forward pass
     return model.outputs or 0
 
 
 def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
-    """What each row of the figure explains in this picture."""
+    """The target of each row of the figure for one image."""
     if targets is None and not trace.classifies:
         return []
     chosen = [parse(text, trace.model, trace.output.shape[1]) for text in targets or ["top-1"]]
@@ -146,7 +146,7 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
 
 
 def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
-    """One picture's best classes; none for a model that does not classify."""
+    """The best classes of one image; empty for a model without a classifier."""
     if not trace.classifies:
         return []
     chances, classes = trace.output[index].softmax(-1).topk(min(count, trace.output.shape[1]))
@@ -154,11 +154,11 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
     return [{"class": c, "label": label(c), "probability": p} for c, p in zip(classes.tolist(), chances.tolist())]
 
 
-# ------------------------------------------------------------------------------------------------------ what is written
+# -------------------------------------------------------------------------------------------------------- writing files
 
 
 def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, name: str, plan: Plan) -> dict[str, Any]:
-    """The raw maps and the figure of one picture, each whole or not at all."""
+    """Write the raw maps and the figure of one image, each atomically."""
     plan.out.mkdir(parents=True, exist_ok=True)
     png, npz = result_files(plan.out, name)
     maps = {key(one): one for row in rows for one in row if one is not None}
@@ -172,27 +172,27 @@ def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, n
 
 
 def told(one: Attribution) -> dict[str, Any]:
-    """What a method says of a picture beside its map, where that is one word or number."""
+    """The notes of a method for one image, as far as they are single words or numbers."""
     notes = {name: values[0] for name, values in plain(one.notes).items() if isinstance(values, list) and values}
     kept = {name: value for name, value in notes.items() if isinstance(value, bool | int | float | str)}
     return {name: number(value) if isinstance(value, float) else value for name, value in kept.items()}
 
 
 def number(value: Any) -> float | None:
-    """JSON knows no NaN."""
+    """None in place of NaN, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
 
 
 def key(one: Attribution) -> str:
-    """The name of a map in the .npz: the method, with its target where it has one."""
+    """The name of a map in the .npz file: the method, with its target if it has one."""
     return one.method if one.target is None else f"{one.method}@{one.target}"
 
 
-# -------------------------------------------------------------------------------------------------------- what is said
+# ----------------------------------------------------------------------------------------------------- printing results
 
 
 def report(summary: Summary, as_json: bool) -> None:
-    """What the model saw, where the files are, what failed."""
+    """Print the best classes, the files written and what failed."""
     if as_json:
         shown = {"model": summary.model, "methods": list(summary.methods), "images": summary.done}
         typer.echo(json.dumps({**shown, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
@@ -202,7 +202,7 @@ def report(summary: Summary, as_json: bool) -> None:
 
 
 def show_done(summary: Summary) -> None:
-    """One line a picture where there is room, two where paths are long; never a path broken in the middle."""
+    """Print one line per image, or two if paths are long, so that no path is broken."""
     width = max(len(entry["figure"]) for entry in summary.done[:SHOWN])
     for entry in summary.done[:SHOWN]:
         figure, said = entry["figure"], seen(entry)
@@ -212,7 +212,7 @@ def show_done(summary: Summary) -> None:
     if len(summary.done) > SHOWN:
         typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
     count, failed = len(summary.done), len(summary.failed)
-    pictures = f"{count} picture{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
+    pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
     maps = "; raw maps: the .npz beside each figure" if count > 1 else f"; raw maps: {summary.done[0]['maps']}"
     typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
 

@@ -1,4 +1,4 @@
-"""What a report of a problem needs: versions, devices, what is installed, and whether the embedded model works here."""
+"""The contents of a problem report: versions, devices, installed packages, and whether the embedded model works."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from vitreous._support import cpu
 from vitreous.errors import explained
 from vitreous.version import VERSION
 
-IMPORTED = {"pillow": "PIL", "open-clip-torch": "open_clip", "python-multipart": "python_multipart"}
+IMPORTED = {"pillow": "PIL", "open-clip-torch": "open_clip"}  # where it is not the package's own name
 USERS = ("hf", "clip", "web", "ray")  # the extras that users install
-CLOSE = 1e-3  # how far a device's map may be from the CPU's, of its largest value
+CLOSE = 1e-3  # how far a device's map may differ from the CPU's, relative to its largest value
 
 
 @dataclass(frozen=True)
 class Package:
-    """One package that vitreous is made with."""
+    """One package that vitreous depends on."""
 
     name: str
-    wanted: str  # ">=2.6"; nothing where any will do
-    extra: str | None  # None: always needed
+    wanted: str  # ">=2.6"; empty if any version will do
+    extra: str | None  # None: always required
     version: str | None  # None: not installed
     problem: str | None = None
 
     @property
     def bad(self) -> bool:
-        """Is something wrong that must be right?"""
+        """Whether the package has a problem that must be fixed."""
         return self.problem is not None and (self.extra is None or self.version is not None)
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where models can run, and whether the embedded one does."""
+    """A device, and whether the embedded model runs on it."""
 
     name: str  # as --device takes it
     told: str
@@ -47,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Health:
-    """All that was found."""
+    """The whole report."""
 
     vitreous: str
     python: str
@@ -56,11 +56,11 @@ class Health:
     devices: tuple[Device, ...]
     methods: int
     metrics: int
-    plugins: tuple[str, ...]  # what went wrong while they were loaded
+    plugins: tuple[str, ...]  # warnings raised while plugins were loaded
 
     @property
     def problems(self) -> list[str]:
-        """What has to be mended, one line each."""
+        """The problems that must be fixed, one line each."""
         packages = [f"{one.name}: {one.problem}" for one in self.packages if one.bad]
         devices = [f"{one.name}: {one.problem}" for one in self.devices if one.problem]
         return [*packages, *devices, *self.plugins]
@@ -70,7 +70,7 @@ class Health:
 
 
 def examine() -> Health:
-    """Look at everything; nothing raises, what is wrong is told."""
+    """Collect the report; problems are reported, never raised."""
     packages = tuple(map(look, required()))
     count, plugins = registered()
     return Health(
@@ -101,11 +101,11 @@ def required() -> list[tuple[str, str, str | None]]:
         for one in found
         if one.marker is not None and one.name != "vitreous" and one.marker.evaluate({"extra": extra})
     ]
-    return [*core, ("torchvision", "", None), *extras]  # torchvision comes with timm and breaks where torch is another
+    return [*core, *extras]
 
 
 def look(wanted: tuple[str, str, str | None]) -> Package:
-    """Is it here, new enough, and can it be imported?"""
+    """Check that a package is installed, recent enough and importable."""
     from packaging.specifiers import SpecifierSet
 
     name, versions, extra = wanted
@@ -119,9 +119,9 @@ def look(wanted: tuple[str, str, str | None]) -> Package:
         problem = f"{version} is too old: pip install '{name}{versions}'"
     else:
         try:
-            importlib.import_module(IMPORTED.get(name, name))
+            importlib.import_module(IMPORTED.get(name, name.replace("-", "_")))
         except Exception as error:  # a broken installation may raise anything
-            problem = f"does not import ({explained(error)}); install it anew"
+            problem = f"cannot be imported ({explained(error)}); reinstall it"
     return Package(name, versions, extra, version, problem)
 
 
@@ -129,7 +129,7 @@ def look(wanted: tuple[str, str, str | None]) -> Package:
 
 
 def devices() -> Iterator[Device]:
-    """The CPU and each accelerator, with a map of the embedded model made on it."""
+    """The CPU and each accelerator, tested with a map of the embedded model."""
     import torch
 
     usual, problem = check("cpu", None)
@@ -143,17 +143,17 @@ def devices() -> Iterator[Device]:
 
 
 def about_amx() -> str:
-    """What a user has to know where the CPU announces AMX and forbids it; otherwise nothing."""
+    """A notice if the CPU reports AMX but does not allow it; otherwise empty."""
     if not cpu.amx_crashes():
         return ""
     return (
-        f", announces AMX but forbids it: bfloat16 products crash without {cpu.REMEDY}; "
-        f"the vitreous command sets it, programs of your own need: export {cpu.REMEDY}"
+        f", reports AMX but does not allow it: bfloat16 products crash without {cpu.REMEDY}; "
+        f"the vitreous command sets it, your own programs need: export {cpu.REMEDY}"
     )
 
 
 def check(device: str, usual: Any) -> tuple[Any, str | None]:
-    """A map of the packaged photo, verified against the layers' own output and the CPU's map; or what went wrong."""
+    """A map of the packaged image, verified against the layers' outputs and the CPU's map; or a problem."""
     from vitreous import api
     from vitreous.models import load as sources
     from vitreous.trace.trace import Trace
@@ -165,7 +165,7 @@ def check(device: str, usual: Any) -> tuple[Any, str | None]:
             for layer in trace.attention:
                 layer.verify()
             map = api.explain(trace.model, trace, "cdam").map.cpu()
-    except Exception as error:  # whatever it is, it belongs in the report
+    except Exception as error:  # any failure belongs in the report
         return None, f"the embedded model does not run ({explained(error)})"
     if usual is not None and (map - usual).abs().max() > CLOSE * usual.abs().max():
         return map, "the embedded model's map differs from the CPU's"
@@ -176,7 +176,7 @@ def check(device: str, usual: Any) -> tuple[Any, str | None]:
 
 
 def registered() -> tuple[tuple[int, int], tuple[str, ...]]:
-    """How many methods and metrics there are, and what was said while they were loaded."""
+    """The number of methods and metrics, and the warnings raised while they were loaded."""
     from vitreous.registry import METHODS, METRICS
 
     with warnings.catch_warnings(record=True) as said:
@@ -186,7 +186,7 @@ def registered() -> tuple[tuple[int, int], tuple[str, ...]]:
 
 
 def one_line() -> str:
-    """The versions that matter most, without importing anything: for the end of a crash."""
+    """The most important versions on one line, without importing anything; printed after a crash."""
     parts = [f"vitreous {VERSION}", f"Python {platform.python_version()}"]
     for name in ("torch", "timm", "transformers"):
         try:

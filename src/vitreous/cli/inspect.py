@@ -1,4 +1,4 @@
-"""`vitreous inspect`: look inside a model while it sees images; figures, the numbers and a line for each out."""
+"""`vitreous inspect`: look inside a model; writes figures and arrays and prints a summary for each image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Fused = Annotated[str, typer.Option("--heads", help="How the heads of a layer be
 
 @dataclass(frozen=True)
 class Place:
-    """Where the results go, and how."""
+    """The folder and the format of the results."""
 
     out: OutFolder = OUT
     format: Format = "png"
@@ -193,7 +193,7 @@ Look = Callable[["Model", Any], tuple["View", "Figure"]]
 
 
 def run(sources: list[str], source: Source, place: Place, name: str, look: Look) -> None:
-    """One view of each image."""
+    """Compute, write and report one view of each image."""
     from vitreous.cli.results import Batch, Summary, check_out, find_pictures, unique_names, work_through
 
     if place.format not in FORMATS:
@@ -216,7 +216,7 @@ def run(sources: list[str], source: Source, place: Place, name: str, look: Look)
 
 
 def write(view: View, figure: Figure, file: Path, name: str, place: Place) -> dict[str, Any]:
-    """The numbers and the figure of one picture, each whole or not at all."""
+    """Write the arrays and the figure of one image, each atomically."""
     start = place.out / f"{name}.{view.name}"
     told = {"image": str(file), "figure": f"{start}.{place.format}", "numbers": f"{start}.npz", "said": view.said}
     view.save(told["numbers"])
@@ -226,11 +226,11 @@ def write(view: View, figure: Figure, file: Path, name: str, place: Place) -> di
     return {**told, **view.details}
 
 
-# -------------------------------------------------------------------------------------------------------- what is said
+# ----------------------------------------------------------------------------------------------------- printing results
 
 
 def report(summary: Summary, name: str, as_json: bool) -> None:
-    """Where the files are, and what is most worth knowing of each picture."""
+    """Print the files written and the main finding for each image."""
     from vitreous.cli.results import SHOWN, tell_notes
 
     if as_json:
@@ -247,7 +247,7 @@ def report(summary: Summary, name: str, as_json: bool) -> None:
 
 
 def show_channels(channels: list[dict[str, Any]]) -> None:
-    """A table: which channel, its pattern, its score, who reads whom."""
+    """Print a table of the channels: pattern, score and direction of the information flow."""
     from rich.console import Console
     from rich.table import Table
 
@@ -258,18 +258,18 @@ def show_channels(channels: list[dict[str, Any]]) -> None:
         table.add_column(word, justify="right")
     table.add_column("pattern", no_wrap=True)
     table.add_column("score", justify="right")
-    table.add_column("who reads whom")
+    table.add_column("information flow")
     for one in channels:
         numbers = (str(one[word]) for word in ("rank", "layer", "head", "channel"))
         table.add_row(*numbers, one["pattern"], f"{one['score']:.2f}", one["reads"])
     Console(highlight=False).print(table)
 
 
-# ------------------------------------------------------------------------------------------------------- what is typed
+# --------------------------------------------------------------------------------------------------- parsing options
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """0-5, or 0,4,-1, or both."""
+    """Parse 0-5, 0,4,-1 or a mixture."""
     found: list[int] = []
     for part in text.split(","):
         row = re.fullmatch(r"\s*(\d+)\s*[-–]\s*(\d+)\s*", part)
@@ -288,12 +288,12 @@ def parse_whole(option: str, part: str, text: str | None = None) -> int:
 
 
 def parse_place(option: str, text: str) -> int | None:
-    """A number, or all."""
+    """Parse a number, or all (None)."""
     return None if text == "all" else parse_whole(option, text)
 
 
 def parse_pair(option: str, text: str) -> tuple[int, int]:
-    """7,7."""
+    """Parse two numbers: 7,7."""
     parts = text.split(",")
     if len(parts) != 2:
         raise OptionError(f"{option} {text}: write two numbers with a comma between them, e.g. 7,7")

@@ -28,7 +28,7 @@ def metrics(name: str | None, as_json: bool) -> None:
 
 
 def listing(known: Registry[Any], name: str | None, as_json: bool) -> None:
-    """All of a kind, or one with its formula and options."""
+    """List all methods or metrics, or show one with its formula and options."""
     chosen: list[Declared] = list(known.values()) if name is None else [known[name.replace("-", "_")]]
     if as_json:
         typer.echo(json.dumps([one.schema for one in chosen], indent=2, ensure_ascii=False))
@@ -39,7 +39,7 @@ def listing(known: Registry[Any], name: str | None, as_json: bool) -> None:
 
 
 def show_all(chosen: list[Declared], kind: str) -> None:
-    """One line or two for each, under the name of its family."""
+    """Print one or two lines for each, grouped by family."""
     console = Console(highlight=False)
     for family, members in groupby(chosen, key=lambda one: one.family):
         console.print(Text(family, "bold"))
@@ -68,7 +68,7 @@ def show_one(one: Declared) -> None:
 
 
 def measures(one: Metric) -> str:
-    """Which values are better, and what it takes to measure them."""
+    """Which values are better, and what the metric requires."""
     needs = ["needs masks or boxes"] * one.masks + ["runs the method again"] * one.again
     return "; ".join([f"{one.schema['better']} is better", *needs])
 
@@ -100,13 +100,13 @@ def models(pattern: str | None, as_json: bool) -> None:
 
 
 def matching(known: dict[str, list[str]], pattern: str | None) -> dict[str, list[str]]:
-    """The names that fit, by source; "torchvision/vit*" looks there only."""
+    """The matching names by source; "torchvision/vit*" searches that source only."""
     source, _, rest = (pattern or "").rpartition("/")
     found = {s: match(names, rest) for s, names in known.items() if source in ("", s)}
     return {s: names for s, names in found.items() if names}
 
 
 def match(names: list[str], pattern: str) -> list[str]:
-    """All names where there is no pattern; those that hold it where it has no wildcard."""
+    """The names that match a pattern, or contain it if it has no wildcard; all names for an empty one."""
     wanted = pattern.lower() if any(c in pattern for c in "*?[") else f"*{pattern.lower()}*"
     return [name for name in names if fnmatch.fnmatch(name.lower(), wanted)]

@@ -1,4 +1,4 @@
-"""`vitreous`: all commands under one name, and what is said when one fails."""
+"""The entry point of the command line: all commands, and the messages when one fails."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def root(
 
 
 def main() -> None:
-    """Run a command; what goes wrong on purpose is one line and exit code 2."""
+    """Run a command; an expected error prints one line and exits with code 2."""
     warnings.formatwarning = brief
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its fonts is no news
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # messages about its font cache
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows no ≥ shows a question mark
+            stream.reconfigure(errors="replace")  # a terminal that cannot encode ≥ shows a question mark
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except VitreousError as error:
@@ -72,21 +72,21 @@ def fail(said: str) -> int:
 
 
 def crash() -> int:
-    """What we did wrong: the whole traceback, and how to report it."""
+    """Print the traceback of an unexpected error, and how to report it."""
     import traceback
 
     from vitreous.cli.health import one_line
 
     traceback.print_exc()
     typer.secho(f"\n{one_line()}", err=True)
-    said = "this is a mistake in vitreous; please report it with the lines above and those of: vitreous doctor"
+    said = "this is a bug in vitreous; please report it with the lines above and the output of: vitreous doctor"
     typer.secho(f"error: {said}", err=True, fg="red")
     return 1
 
 
 def explained(error: Exception) -> str | None:
-    """One line for what the user or the machine did; nothing for what we did wrong: that needs its traceback."""
-    if hasattr(error, "format_message"):  # a usage error of Typer's
+    """One line for an error of the user or the machine; None for a bug, which needs its traceback."""
+    if hasattr(error, "format_message"):  # a usage error from Typer
         known = getattr(typer.main.get_command(app), "commands", {})
         words = ["vitreous", *(word for word in sys.argv[1:2] if word in known), "--help"]
         return f"{' '.join(error.format_message().split()).rstrip('.')}; see: {' '.join(words)}"
@@ -100,7 +100,7 @@ def explained(error: Exception) -> str | None:
 
 
 def brief(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> str:
-    """Our own warnings are one line; others keep the place they come from."""
+    """Format warnings of vitreous as one line; those of other libraries keep their file and line."""
     return (
         f"note: {message}\n"
         if category.__module__.startswith("vitreous.")

@@ -1,4 +1,4 @@
-"""`vitreous maximize`: what a unit answers to most; a figure, the bare picture, a film and the numbers out."""
+"""`vitreous maximize`: activation maximisation; writes a figure, the image, an animation and arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*, units: list[str], load: Callable[[], Model], options: dict[str, Any],
 
 
 def write(found: Maximized, out: Path) -> list[dict[str, Any]]:
-    """Four files for each picture, and a sheet where there are several."""
+    """Write four files for each image, and a contact sheet if there are several."""
     written = []
     for name, one in zip(file_names(found), found):
         files = {
@@ -54,7 +54,7 @@ def write(found: Maximized, out: Path) -> list[dict[str, Any]]:
 
 
 def file_names(found: Maximized) -> list[str]:
-    """class-tench, block-3-channel-7; with the seed where there are several, and a number where two are alike."""
+    """class-tench, block-3-channel-7; with the seed if there are several, and a number if two names are equal."""
     names: list[str] = []
     for unit, seed in zip(found.units, found.seeds):
         name = short(re.sub(r"[^\w.]+", "-", unit).strip("-"))
@@ -74,7 +74,7 @@ def report(found: Maximized, written: list[dict[str, Any]], out: Path, as_json: 
         seed = f", seed {entry['seed']}" if len(set(found.seeds)) > 1 else ""
         said = f"{title}{seed}: activation {entry['start']:.3g} → {entry['final']:.3g}"
         typer.echo(f"{entry['figure']}\n    {said}, patch borders {entry['border_ratio']:.2f}")
-    typer.echo("\nbeside each figure: the bare picture (.image.png), its film (.gif) and the numbers (.npz)")
+    typer.echo("\nbeside each figure: the image itself (.image.png), its animation (.gif) and the arrays (.npz)")
     if len(written) > 1:
         typer.echo(f"all together: {out / SHEET}")
     if found.stopped:

@@ -1,4 +1,4 @@
-"""From what is typed to what the library takes."""
+"""Parse command-line options to the values that the library takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Settings = dict[str, dict[str, Any]]
 
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:
-    """["rollout.discard=0.9"] to {"rollout": {"discard": 0.9}}, each name known; `metrics` have options as well."""
+    """Parse ["rollout.discard=0.9"] to {"rollout": {"discard": 0.9}}; `metrics`: also accept options of metrics."""
     settings: Settings = {}
     for text in given:
         found = re.fullmatch(r"\s*([\w-]+)\.([\w-]+)\s*=(.*)", text)
@@ -33,7 +33,7 @@ def parse_settings(given: list[str], metrics: bool = False) -> Settings:
 
 
 def parse_value(text: str) -> Any:
-    """A number, a list (1,2 or [1, 2]), true, false or a word."""
+    """Parse a number, a list (1,2 or [1, 2]), true, false or a word."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -42,7 +42,7 @@ def parse_value(text: str) -> Any:
 
 
 def pick_methods(text: str) -> tuple[list[Method], bool]:
-    """The methods named, once each; and whether all were asked for."""
+    """The named methods without duplicates, and whether the text was "all"."""
     if text.strip() == "all":
         return list(METHODS.values()), True
     names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
@@ -70,7 +70,7 @@ def load_model(
 
 
 def parse_size(text: str | None) -> int | tuple[int, int] | None:
-    """384, or 224x448 (height × width)."""
+    """Parse 384, or 224x448 (height × width)."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+)(?:[x×,](\d+))?", text.strip())

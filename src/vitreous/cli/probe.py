@@ -1,4 +1,4 @@
-"""`vitreous probe train` and `vitreous probe eval`: classes of one's own on a backbone that stays as it is."""
+"""`vitreous probe train` and `vitreous probe eval`: a linear classifier for your own classes on a frozen backbone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitreous.models.probe.train import Report
 
 OUT = Path("probe.safetensors")
-SHOWN = 10  # skipped pictures that are named
+SHOWN = 10  # skipped images that are listed
 FEW = 100  # steps of Adam
 
 app = typer.Typer(help="Train a linear classifier for classes of your own, and measure it.")
@@ -54,8 +54,8 @@ def train(
     from vitreous.models.probe.train import train as train_probe
 
     if backbone.weights == "random":
-        raise OptionError("--weights random: these are others every time, so that no probe on them could be used again")
-    open_folder(data)  # what is wrong with it is said before a model is loaded
+        raise OptionError("--weights random: random weights differ on every load, so the probe could not be used again")
+    open_folder(data)  # raises before a model is loaded if the folder is wrong
     network = backbone.load()
     try:
         with bar(hidden=as_json) as show:
@@ -74,7 +74,7 @@ def train(
             )
     except KeyboardInterrupt:
         if unfinished(out):
-            typer.secho("note: the same command, given again, goes on from here", err=True, fg="yellow")
+            typer.secho("note: run the same command again to resume from here", err=True, fg="yellow")
         raise
     given = {"--model": backbone.model, "--weights": backbone.weights, "--img-size": backbone.img_size}
     given["--probe"] = str(out)
@@ -105,7 +105,7 @@ def evaluate(
 
 @contextmanager
 def bar(hidden: bool) -> Iterator[Callable[[Progress], None]]:
-    """On a terminal: how far it is, the loss, the accuracy and the time left."""
+    """Show the progress, loss, accuracy and time left on a terminal."""
     from rich import progress as rich
     from rich.console import Console
 
@@ -134,19 +134,19 @@ def said(at: Progress) -> str:
 
 
 def tell_trained(report: Report, use: list[str], as_json: bool) -> None:
-    """What was written, how good it is and how to use it."""
+    """Print the file written, its accuracy and how to use it."""
     if as_json:
         told = {**asdict(report), "out": str(report.out), "skipped": as_list(report.skipped)}
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         typer.echo(
-            f"{report.out}: {len(report.classes)} classes on {report.backbone}, from {report.learned} pictures; "
+            f"{report.out}: {len(report.classes)} classes on {report.backbone}, from {report.learned} images; "
             f"accuracy {report.accuracy:.1%} on {report.validated} (epoch {report.best} of {len(report.epochs)})"
         )
         typer.echo(f"use it: vitreous explain IMAGE {shlex.join(use)}")
         if report.steps < FEW:
             more = math.ceil(FEW / report.steps) * len(report.epochs)
-            note = f"{report.steps} steps are few for so small a set; try --epochs {more}"
+            note = f"the data set is small, so training took only {report.steps} steps; try --epochs {more}"
             typer.secho(f"note: {note}", err=True, fg="yellow")
     tell_skipped(report.skipped)
 
@@ -158,12 +158,12 @@ def tell_measured(found: Evaluation, as_json: bool) -> None:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         show_table(found)
-        typer.echo(f"\naccuracy {found.accuracy:.1%} on {found.images} pictures, {found.model}")
+        typer.echo(f"\naccuracy {found.accuracy:.1%} on {found.images} images, {found.model}")
     tell_skipped(found.skipped)
 
 
 def show_table(found: Evaluation) -> None:
-    """One row a class."""
+    """Print one row per class."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -186,4 +186,4 @@ def tell_skipped(skipped: dict[str, str]) -> None:
     for reason in list(skipped.values())[:SHOWN]:
         typer.secho(f"skipped: {reason}", err=True, fg="yellow")
     if len(skipped) > SHOWN:
-        typer.secho(f"skipped: {len(skipped)} pictures in all", err=True, fg="yellow")
+        typer.secho(f"skipped: {len(skipped)} images in all", err=True, fg="yellow")

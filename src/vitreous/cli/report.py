@@ -1,4 +1,4 @@
-"""`vitreous report`: a study in; what it tells on the terminal, a page and figures out."""
+"""`vitreous report`: summarise a study on the terminal and write it as a page with figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(path: Path, out: Path | None, quiet: bool) -> None:
 
 
 def tell(study: Study, out: Path | None, quiet: bool) -> int:
-    """Write the report and say what is in it; 2: nothing could be computed."""
+    """Write the report and print its findings; return exit code 2 if nothing could be computed."""
     found = study.findings()
     files = write_report(study, out, found)
     counts = study.counts()

@@ -1,4 +1,4 @@
-"""What the commands that read pictures and leave files share: which pictures, what their results are called."""
+"""Shared by the commands that read images and write files: finding the images, naming and reporting the results."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vitreous.errors import InputError
 from vitreous.images import pictures
 
 BATCH = 8
-SHOWN = 20  # pictures named in the summary
+SHOWN = 20  # images listed in the summary
 ANIMATION = ".discard.gif"
 Batch = list[tuple[Path, pictures.Picture]]
 
 
 @dataclass
 class Summary:
-    """What was done, for people and for programs."""
+    """The results of a command, printed as text or as JSON."""
 
     model: str
     out: Path
@@ -37,7 +37,7 @@ class Summary:
     notes: dict[str, None] = field(default_factory=dict)
 
     def is_named(self, image: str) -> bool:
-        """Was this picture named on the command line, rather than found in a folder?"""
+        """Whether this image was named on the command line, rather than found in a folder."""
         return os.path.abspath(image) in self.named
 
     @property
@@ -46,21 +46,21 @@ class Summary:
 
 
 def check_out(out: Path) -> None:
-    """Can this be a folder?"""
+    """Raise if this path cannot be a folder."""
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {out}: {folder} is a file, not a folder")
 
 
 def find_pictures(sources: list[str], out: Path) -> tuple[list[Path], set[str]]:
-    """The files to read, without the results of earlier runs; and those that were named one by one."""
+    """The image files to read, without the results of earlier runs, and the paths that were named one by one."""
     named = {os.path.abspath(source) for source in sources}
     files = [file for file in pictures.find(*sources) if os.path.abspath(file) in named or not is_result(file, out)]
     return files, named
 
 
 def read_batches(files: list[Path], summary: Summary, size: int = BATCH) -> Iterator[Batch]:
-    """Readable pictures, a few at a time; the others go into the summary."""
+    """Yield batches of readable images; failures go into the summary."""
     batch: Batch = []
     for file in files:
         try:
@@ -86,10 +86,10 @@ def work_through(
     report: Callable[[], None],
     quiet: bool,
 ) -> None:
-    """Do the work for a few pictures at a time; whoever stops it is told what was finished."""
+    """Process the images in batches; on an interrupt, report what was finished."""
     with show_progress(False if quiet else None):
         try:
-            for batch in steps(read_batches(files, summary, size), len(files), "pictures", len):
+            for batch in steps(read_batches(files, summary, size), len(files), "images", len):
                 in_batches(partial(on_part, work, batch), len(batch), len(batch))
         except KeyboardInterrupt:
             report()
@@ -105,7 +105,7 @@ def result_files(out: Path, name: str) -> tuple[Path, Path]:
 
 
 def is_result(file: Path, out: Path) -> bool:
-    """Is this a figure or an animation that an earlier run left here? The raw maps lie beside it."""
+    """Whether this is a figure or an animation of an earlier run, recognised by the raw maps beside it."""
     figure, maps = result_files(out, file.stem)
     if file.name.endswith(ANIMATION):
         figure = out / file.name
@@ -113,7 +113,7 @@ def is_result(file: Path, out: Path) -> bool:
 
 
 def unique_names(files: list[Path], out: Path, ending: str = "") -> dict[Path, str]:
-    """What to call each picture's results: its stem, with as much of its path as tells it apart.
+    """The name of each image's results: its stem, with as much of its path as makes it unique.
 
     Nothing that is not an earlier result is overwritten, least of all a picture. `ending`: what follows the names.
     """
@@ -143,12 +143,12 @@ def spellings(file: Path) -> list[str]:
 
 
 def short(name: str, most: int = 180) -> str:
-    """Not longer than a file system takes, with room for an ending."""
+    """Cut a name to a length that file systems accept, with room for a suffix."""
     return name.encode(errors="replace")[:most].decode(errors="ignore")
 
 
 def tell_notes(summary: Summary, as_json: bool) -> None:
-    """What should be known, and what failed; JSON holds the notes itself."""
+    """Print notes and failures to standard error; in JSON mode the notes are part of the output."""
     for note in () if as_json else summary.notes:
         typer.secho(f"note: {note}", err=True, fg="yellow")
     for entry in summary.failed:

@@ -1,4 +1,4 @@
-"""`vitreous serve`: the page, on this computer or for a team."""
+"""`vitreous serve`: serve the web page on this computer or for a team."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from vitreous.version import VERSION
 if TYPE_CHECKING:
     from vitreous.web.engine import Engine
 
-PATIENCE = 2.0  # seconds for the step that a job is in
+PATIENCE = 2.0  # seconds that a job has to finish its current step
 INTERRUPTED = 130
-SHORTEST = 16  # letters of a token
+SHORTEST = 16  # minimum length of a token
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where to listen, and who may come."""
+    """The address to listen on, and who may connect."""
 
     host: str
     port: int
     token: str | None
-    names: Sequence[str]  # by which others may call this server
+    names: Sequence[str]  # host names that others may use for this server
 
 
 def run(models: Sequence[str | None], weights: Sequence[str], device: str | None, place: Place, browse: bool) -> None:
@@ -52,14 +52,14 @@ def run(models: Sequence[str | None], weights: Sequence[str], device: str | None
         config = uvicorn.Config(create_app(engine, hosts=allowed(place), token=place.token), **settings())
         shown = f"http://{bracketed(place.host)}:{listening.getsockname()[1]}/"
         typer.echo(f"vitreous {VERSION} with {', '.join(engine.models)}")
-        typer.echo(f"{shown}{'?token=…' if place.token else ''}  (Ctrl-C ends)")
+        typer.echo(f"{shown}{'?token=…' if place.token else ''}  (press Ctrl-C to stop)")
         if browse:
             webbrowser.open(f"{shown}?token={place.token}" if place.token else shown)
         server = uvicorn.Server(config)
         shutdown = server.shutdown
 
         async def leave(sockets: list[socket.socket] | None = None) -> None:
-            engine.jobs.stop_all()  # a page that listens to a job would hold the server up
+            engine.jobs.stop_all()  # a page that waits for a job would delay the shutdown
             await shutdown(sockets)
 
         server.shutdown = leave
@@ -70,13 +70,13 @@ def run(models: Sequence[str | None], weights: Sequence[str], device: str | None
 
 
 def settings() -> dict[str, Any]:
-    """Of uvicorn."""
+    """The settings of uvicorn."""
     return {
         "log_level": "warning",
         "access_log": False,
         "server_header": False,
         "ws": "none",
-        "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,  # a proxy that says who asks
+        "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,  # a proxy that forwards the client's address
         "timeout_keep_alive": 30,
         "timeout_graceful_shutdown": 1,
         "limit_concurrency": 1000,
@@ -84,7 +84,7 @@ def settings() -> dict[str, Any]:
 
 
 def finish(engine: Engine) -> None:
-    """End all work; a thread that is deep in a step ends with the process."""
+    """Stop all jobs; a thread that does not finish its step ends with the process."""
     engine.close()
     if not engine.ended(PATIENCE):
         typer.secho("interrupted", err=True)
@@ -93,18 +93,18 @@ def finish(engine: Engine) -> None:
 
 
 def check(models: Sequence[str | None], weights: Sequence[str], place: Place) -> None:
-    """What would be unsafe or cannot be meant."""
+    """Raise for settings that are unsafe or contradictory."""
     if len(weights) > len(models):
         raise OptionError(f"{len(weights)} --weights for {len(models)} --model; give one for each, in the same order")
     if place.token is None and not is_loopback(place.host):
-        said = f"--host {place.host} lets others in, so it needs --token (or the variable VITREOUS_TOKEN)"
+        said = f"--host {place.host} is reachable by others, so it needs --token (or the variable VITREOUS_TOKEN)"
         raise OptionError(f"{said}, e.g. from: python -c 'import secrets; print(secrets.token_urlsafe())'")
     if place.token is not None and (len(place.token) < SHORTEST or not place.token.isascii()):
-        raise OptionError(f"--token: is too easy to guess; give at least {SHORTEST} plain letters and digits")
+        raise OptionError(f"--token is too easy to guess; give at least {SHORTEST} ASCII letters and digits")
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this computer reach it?"""
+    """Whether only this computer can reach the address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -112,10 +112,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The open port, before models are loaded: one that is taken is told at once."""
+    """Open the port before models are loaded, so that a port in use is reported at once."""
     name = host.strip("[]")
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named so, asyncio sends without delay
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY for this protocol
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((name, port))
@@ -128,7 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def allowed(place: Place) -> list[str]:
-    """The names under which a browser may know this server."""
+    """The host names that a browser may use for this server."""
     from vitreous.web.guard import LOOPBACK
 
     return [*LOOPBACK, place.host.strip("[]"), *place.names]

@@ -41,7 +41,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class Sources:
-    """Which models: as `Source`, but several."""
+    """As `Source`, for several models."""
 
     model: ModelNames = None
     weights: WeightsFiles = None
@@ -54,7 +54,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Engine(Choice):
-    """Which images, how the study is computed and where it is stored."""
+    """The choice of images, how the study is computed and where it is stored."""
 
     engine: Annotated[str, typer.Option(help="local, or ray: one machine or a cluster.")] = "local"
     workers: Annotated[
@@ -152,7 +152,7 @@ def run(
     metrics: str | None = None,
     masks: Path | None = None,
 ) -> None:
-    """Plan it, compute what is missing, say what it tells."""
+    """Plan a study, compute what is missing and print its findings."""
     from vitreous._support.memory import limit_memory
     from vitreous.cli.report import tell
     from vitreous.cli.results import check_out
@@ -181,13 +181,13 @@ def run(
 
 
 def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]) -> Any:
-    """The study, computed; whoever stops it is told what is safe and how to go on."""
+    """Compute the study; on an interrupt, print what is stored and how to resume."""
     from vitreous._support.progress import show_progress
     from vitreous.evaluation.study import run as study
 
     def begun(store: Any, done: int) -> None:
         if done and not engine.as_json:
-            said = f"going on with {store.folder}: {done} of {store.manifest['shards']} shards are there"
+            said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
             typer.secho(said, err=True, dim=True)
 
     for note in planned.notes:
@@ -201,34 +201,34 @@ def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]
 
 
 def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
-    """What is safe, and how to go on."""
+    """Print what is stored and how to resume."""
     from vitreous.evaluation.study.store import MANIFEST, find_store
 
     folder = out / f"{planned.manifest['study']}-{planned.id}"
     if not (folder / MANIFEST).is_file():
         return
     store = find_store(folder)
-    remedy = "" if isinstance(error, KeyboardInterrupt) else "make room, then "
+    remedy = "" if isinstance(error, KeyboardInterrupt) else "free some space, then "
     count = f"{len(store.done())} of {store.manifest['shards']} shards"
     typer.secho(
-        f"stopped: {count} are in {folder}; {remedy}the same command goes on",
+        f"stopped: {count} are in {folder}; {remedy}run the same command again to resume",
         err=True,
         fg="yellow",
     )
 
 
 def split(target: str | None) -> Any:
-    """Several targets, separated by commas."""
+    """Parse several targets, separated by commas."""
     if target is None:
         return None
     words = [word.strip() for word in target.split(",") if word.strip()]
     if not words:
-        raise OptionError("--target: names nothing; write label, top-1 or a class")
+        raise OptionError("--target is empty; give label, top-1 or a class")
     return words
 
 
 def models(sources: Sources) -> list[Any]:
-    """A model for each --model; --weights belong to them in their order."""
+    """A model for each --model; --weights are paired with them in order."""
     from vitreous.cli.options import parse_size
     from vitreous.evaluation.study.plan import Source
 

@@ -1,6 +1,6 @@
-"""How good is a map: `evaluate` measures one metric, image by image.
+"""`evaluate` measures the quality of maps with one metric, image by image.
 
-metric: Case -> Measured        value [B], and a curve [B T] where there is one
+metric: Case -> Measured        value [B], and a curve [B T] for metrics that have one
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ Again = Callable[[Trace, Target], Map]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The result of a metric: one value per image (NaN if undefined), perhaps from a curve."""
+    """The result of a metric: one value per image (NaN if undefined), and its curve if the metric has one."""
 
     value: Scores
     curve: Float[Tensor, "B T"] | None = None
-    at: Sequence[float] | None = None  # where the curve's points lie
+    at: Sequence[float] | None = None  # abscissae of the curve's points
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One batch of images, their maps and what the maps explain."""
+    """One batch of images with their maps and the target that the maps explain."""
 
     trace: Trace
-    map: Map  # as the method gave it
-    target: Target  # fixed: each image's own class is named
+    map: Map  # as the method returned it
+    target: Target  # fixed: the class of each image is set
     masks: Sequence[Mask | None] | None = None  # where the object is, in pixels of the model's input
-    method: Again | None = None  # the same method on something else
+    method: Again | None = None  # runs the same method on another trace or target
 
     @cached_property
     def patches(self) -> Map:
-        """The map, one value per patch [B h w]: the mean of a patch's pixels."""
+        """The map with one value per patch [B h w]: the mean over the pixels of a patch."""
         values = widened(self.map)
         grid = self.trace.layout.grid
         return values if values.shape[1:] == grid else F.interpolate(values[:, None], grid, mode="area")[:, 0]
 
     @cached_property
     def pixels(self) -> Map:
-        """The map, one value per pixel [B Y X]; equal patches give exactly equal pixels."""
+        """The map with one value per pixel [B Y X]; equal patches give exactly equal pixels."""
         values, size = widened(self.map), self.trace.size
         if values.shape[1:] == size:
             return values
@@ -67,13 +67,13 @@ class Case:
 
     @cached_property
     def order(self) -> Int[Tensor, "B n"]:
-        """Patches, the most relevant first; of equals, the first."""
+        """The indices of the patches, the most relevant first; ties keep their order."""
         return self.patches.flatten(1).argsort(dim=1, descending=True, stable=True)
 
     def again(self, trace: Trace, target: Target | None = None) -> Map:
         """The method's maps for another trace or target."""
         if self.method is None:
-            raise OptionError("this metric runs the method again: give the method's name or its Attribution, not a map")
+            raise OptionError("this metric runs the method again: give a method's name or an Attribution, not a map")
         return self.method(trace, target or self.target)
 
 
@@ -83,7 +83,7 @@ def widened(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One metric's verdict: a value per image, the curve behind it, and which direction is better."""
+    """The result of `evaluate`: one value per image, its curve if the metric has one, and which direction is better."""
 
     value: Scores
     curve: Float[Tensor, "B T"] | None
@@ -98,7 +98,7 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Over the images for which it can be told."""
+        """The mean over the images with a value (NaN is ignored)."""
         return float(self.value.nanmean())
 
 
@@ -111,17 +111,17 @@ def evaluate(
     masks: Any = None,
     **options: Any,
 ) -> Score:
-    """Measure how good maps are.
+    """Measure the quality of maps with one metric.
 
-    `images`: as for `explain`, also a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
-    `Attribution`, or maps [B h w] or [B H W]. `metric`: see `vitreous metrics`. `target`: as for `explain`; None: what
-    the attribution explains, else each image's best class. `masks`: where the object is, for the metrics that ask: one
-    for each image (a file, an array [Y X] or a box; None: unknown).
+    `images`: as for `explain`, or a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
+    `Attribution`, or maps [B h w] or [B Y X]. `metric`: see `vitreous metrics`. `target`: as for `explain`; by default
+    the target of the attribution, else the best class of each image. `masks`: where the object is, for the metrics
+    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown).
     """
     declared = METRICS[metric]
     values = declared.check(options)
     if declared.masks and masks is None:
-        raise InputError(f"{metric} needs masks: one for each image, e.g. masks=[…]")
+        raise InputError(f"{metric} needs masks; give one for each image: masks=[…]")
     given = of_model(images, model) if isinstance(images, Trace) else None
     wrapped, listed = (as_model(model), as_images(images)) if given is None else (given.model, given.images)
     target = each_of(target_of(explained) if target is None else target)
@@ -152,8 +152,8 @@ def make_case(
     maps: Map | None = None,
     masks: Sequence[Mask | None] | None = None,
 ) -> Case:
-    """A batch with its maps; where there are none yet, the method makes them."""
-    declared = method or METHODS["gradient"]  # only to know whether a target makes sense
+    """A case from a trace and its maps; the method computes the maps if none are given."""
+    declared = method or METHODS["gradient"]  # any targeted method, to check the target
     fixed: Target = NoTarget(trace)
     if target is not None or trace.classifies:
         fixed = choose(trace, target, declared).fix(trace.output)
@@ -170,7 +170,7 @@ def make_case(
 
 @dataclass(frozen=True, eq=False)
 class NoTarget(Target):
-    """Of a model without classes where no target is given: a metric that reads no score needs none."""
+    """The target of a model without classes if none is given; metrics that use no score do not need one."""
 
     trace: Trace
 
@@ -183,13 +183,13 @@ class NoTarget(Target):
 
 def no_target(trace: Trace) -> TargetError:
     return TargetError(
-        f"{trace.model.name} has no classifier, so there is no score to measure with: give target= a concept, a text "
-        "or neuron:NUMBER"
+        f"{trace.model.name} has no classifier, so there is no score to measure; give a concept, a text or "
+        "neuron:NUMBER as target="
     )
 
 
 def measure(declared: Metric, case: Case, values: Mapping[str, Any]) -> Measured:
-    """One metric on one case; a map that is not finite has no value."""
+    """Run one metric on one case; the value is NaN for a map that is not finite."""
     broken = ~case.map.flatten(1).isfinite().all(1)
     if broken.any():
         clean = case.map.masked_fill(broken[:, None, None], 0)
@@ -203,7 +203,7 @@ def measure(declared: Metric, case: Case, values: Mapping[str, Any]) -> Measured
 
 
 def join(parts: Sequence[Measured], declared: Metric, values: Mapping[str, Any], method: Method | None) -> Score:
-    """Batches as one score."""
+    """Concatenate the results of several batches."""
     curves = [part.curve for part in parts if part.curve is not None]
     return Score(
         value=torch.cat([part.value for part in parts]),
@@ -217,16 +217,16 @@ def join(parts: Sequence[Measured], declared: Metric, values: Mapping[str, Any],
 
 
 def target_of(explained: Any) -> Any:
-    """What an attribution explains: one target, or one for each image."""
+    """The target of an attribution: one for all images, or a list with one per image."""
     if not isinstance(explained, Attribution):
         return None
     each = explained.targets
-    shared = len(set(each)) == 1 and not (each[0] or "").isdigit()  # class numbers are asked of each image
+    shared = len(set(each)) == 1 and not (each[0] or "").isdigit()  # class numbers are kept one per image
     return each[0] if shared else list(each)
 
 
 def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:
-    """The method behind a map, where it is known, and its options."""
+    """The method that made the maps, if known, and its options."""
     if isinstance(explained, str | ConfiguredMethod):
         return find_method(explained, {})
     if isinstance(explained, Attribution) and explained.method in METHODS:
@@ -236,12 +236,14 @@ def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:
 
 
 def maps_of(explained: Any, count: int) -> Map:
-    """The maps themselves, one for each image."""
+    """The maps as a tensor, one per image."""
     found = explained.map if isinstance(explained, Attribution) else explained
     if isinstance(found, np.ndarray | list | tuple):
         found = torch.as_tensor(np.asarray(found))
     if not isinstance(found, Tensor) or found.ndim not in (2, 3):
-        raise InputError(f"a {type(explained).__name__} is no map; give a method's name, an Attribution or [B h w]")
+        raise InputError(
+            f"a {type(explained).__name__} is not a map; give a method's name, an Attribution or maps [B h w]"
+        )
     found = found[None] if found.ndim == 2 else found
     if len(found) != count:
         raise InputError(f"{len(found)} maps for {count} images; give one for each image")

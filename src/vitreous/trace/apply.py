@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,11 @@ def computed(
 ) -> tuple[list[Noted], Output | None]:
     """The map for each target, and where they were replayed the output that goes with them."""
     several = len(targets) > 1 and declared.takes_several(values)
-    size = targets_at_once(trace) if several else 1
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
-        device = own.images.device.type
+        device, one = own.images.device.type, partial(declared.run, own, **values)
         with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.set_grad_enabled(False):
-            found = maps_of(lambda target: declared.run(own, target, **values), asked, size)
+            found = maps_of(one, asked, targets_at_once(trace)) if several else [one(target) for target in asked]
         results = [result if isinstance(result, Noted) else Noted(result, {}) for result in found]
         return [replace(noted, map=noted.map.detach().float()) for noted in results]
 
