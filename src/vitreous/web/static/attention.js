@@ -101,8 +101,7 @@ function build(small) {
   const discard = { value: Math.round(100 * state.discard), max: 99 };
   shown.discard = slider("Discard", discard, (value) => share("discard")(value / 100));
   shown.heads = choice("Heads", ["mean", "min", "max"], state.heads, share("heads"));
-  const residual = { value: state.residual, max: 1, step: 0.05, unit: "" };
-  shown.residual = slider("Residual weight", residual, share("residual"));
+  shown.residual = slider("Residual", { value: state.residual, max: 1, step: 0.05, unit: "" }, share("residual"));
   const roll = el("div.panel.rollout", el("h3", "Rollout"), el("p.quiet", "Attention multiplied over all layers."),
     rolled.node, rolled.legend.node, shown.discard, shown.residual, shown.heads);
 

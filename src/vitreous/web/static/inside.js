@@ -174,7 +174,7 @@ function build() {
   const figure = (view, title, words, more = "") =>
     el("figure", el("figcaption", el("b", title), el("small", words)), view.node, more);
   parts.replaceChildren(
-    figure(views.dots, "Query × key", "before the softmax; the query is the selected patch", views.dots.legend.node),
+    figure(views.dots, "Query × key", "before the softmax, for the selected patch", views.dots.legend.node),
     figure(views.queries, "Queries", "similar colours: similar queries"),
     figure(views.keys, "Keys", "similar colours: similar keys"));
   mark();
