@@ -236,7 +236,7 @@ def test_an_error_of_the_method_is_told(together: None) -> None:
         ("top-1", "takes a list of targets, not 'top-1'"),
         (3, "for one target use explain"),
         (Class(3), "takes a list"),
-        ([], "no targets"),
+        ([], "list of targets is empty"),
         ([1, [1, 2]], "2 targets for 3 images"),
         ([1, 99], "class 99 is out of range"),
     ],

@@ -215,7 +215,7 @@ def test_the_embedded_model_and_a_cat(run: Run, tiny: Model, cat: Path, tmp_path
             assert f"layer {layer}, head {head} " in line
             assert f"{scores[layer, head]:.3f}" in line
     assert "rank correlation" in out
-    assert out.rstrip().endswith("numbers: out/cat.cass.npz")
+    assert out.rstrip().endswith("arrays: out/cat.cass.npz")
 
 
 def test_json_is_for_programs(run: Run, small: Model, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_what_is_missing_is_said(metric: str) -> None:
         with pytest.raises(InputError, match=f"{metric} needs masks"):
             vitreous.evaluate(zoo.model("timm ViT"), x, "gae", metric)
     if declared.again:
-        with pytest.raises(OptionError, match="give the method's name"):
+        with pytest.raises(OptionError, match="give a method's name"):
             vitreous.evaluate(zoo.model("timm ViT"), x, torch.rand(3, 4, 4), metric)
     with pytest.raises(OptionError, match="has no option"):
         vitreous.evaluate(zoo.model("timm ViT"), x, "gae", metric, masks=[None] * 3, nonsense=1)

@@ -254,7 +254,7 @@ def test_a_model_may_write_into_its_tokens() -> None:
 )
 def test_tokens_that_are_read_otherwise_cannot_be_taken_away(model: Callable[[], Model]) -> None:
     one, images = model(), zoo.images("timm ViT")
-    with pytest.raises(Unsupported, match=r"-vit reads its tokens in other ways .* Try occlusion"):
+    with pytest.raises(Unsupported, match=r"-vit uses its tokens in other ways .* Try occlusion"):
         explained(one, images, "token_ablation")
     assert explained(one, images, "occlusion").isfinite().all()
 

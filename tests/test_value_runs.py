@@ -347,7 +347,9 @@ def test_a_low_rank_step_saves_half_of_an_mlp(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_stands_before_the_projection_is_named() -> None:
     for kind in (InnerNorm, Adapted):
-        with pytest.raises(Unsupported, match=r"norm_attention needs attention .* in blocks\.\d .*Try value_zeroing"):
+        with pytest.raises(
+            Unsupported, match=r"norm_attention needs an output projection .* blocks\.\d .*Try value_zeroing"
+        ):
             vitreous.explain(vit(kind), zoo.images("timm ViT"), "norm_attention")
 
 

@@ -644,7 +644,7 @@ def test_the_eraser_takes_tokens_out(client: TestClient, model: Model) -> None:
 
 def test_the_eraser_greys_where_tokens_cannot_go(client: TestClient) -> None:
     got = client.post("/api/erase", json={"image": CAT, "model": "timm-swin", "removed": [0, 1]}).json()
-    assert got["way"] == "pixels" and "reads its tokens in other ways" in got["why"]
+    assert got["way"] == "pixels" and "uses its tokens in other ways" in got["why"]
 
 
 def test_what_cannot_be_erased(client: TestClient) -> None:

@@ -69,7 +69,7 @@ def take_out(case: Case, orders: Sequence[Order], steps: int, what: str, remedy:
         refuse_dropping(trace)
     except Unsupported:
         raise Unsupported(
-            f"{what} takes tokens out of the sequence, and {trace.model.name} reads its tokens in other ways than "
+            f"{what} takes tokens out of the sequence, and {trace.model.name} uses its tokens in other ways than "
             f"attention and their mean; use {remedy}"
         ) from None
     rows, patches = list(range(len(trace))) * len(orders), ranked.shape[1]
