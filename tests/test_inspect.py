@@ -374,6 +374,7 @@ def test_the_animation_loops_and_is_small(tmp_path: Path, tiny: Model, cat: Path
     assert len({frame.size for frame in frames}) == 1
 
 
+@pytest.mark.slow
 def test_a_large_animation_is_made_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = [Image.fromarray(RANDOM.integers(0, 256, (300, 400, 3)).astype(np.uint8)) for _ in range(3)]
     monkeypatch.setattr("vitreous.plot.discarded.MOST", 200_000)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import uvicorn
 import zoo
-from machine import PATIENCE, until
+from machine import PATIENCE, rare, until
 from PIL import Image
 
 import vitreous
@@ -346,8 +346,10 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     page.wait_for_function("() => document.querySelector('.traced ~ .extras').innerText.startsWith('3 of')")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("wide", "high"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize(
+    ("scheme", "wide", "high"),
+    [("light", 1280, 800), ("dark", 390, 844), *rare(("dark", 1280, 800), ("light", 390, 844))],
+)
 def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high: int) -> None:
     ready = {"attention": ".heads canvas", "faithfulness": ".chart .curve", "inside": ".headbar", "concepts": ".form"}
     page = visit(THREE, wide=wide, high=high, color_scheme=scheme, reduced_motion="reduce", has_touch=wide < 500)
