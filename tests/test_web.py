@@ -1087,6 +1087,17 @@ def test_the_server_holds_to_the_memory_limit(model: Model) -> None:
     own.close()
 
 
+def test_a_client_that_hears_the_end_may_start_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of its jobs, too: at the moment the last event is sent, the job counts no more."""
+    from vitreous.web.jobs import Job
+
+    job, heard = Job("a client", FREE), []
+    monkeypatch.setattr(job, "wake", lambda: heard.append((job.events[-1][0], job.told)))
+    job.tell("map", {})
+    job.end("done", {})
+    assert heard == [("map", False), ("done", True)]
+
+
 def test_two_clients_at_once(model: Model) -> None:
     photos = ["cat", "rocket"]
     expected = {name: explain(model, PHOTOS / f"{name}.jpg", "cdam", target="dog").map[0] for name in photos}

@@ -24,6 +24,7 @@ LOG = logging.getLogger("vitreous.web")
 OFTEN = 0.1  # seconds between two reports of progress
 BEAT = 15.0  # seconds after which a silent stream says that it lives
 GIVES_WAY = 2.0  # seconds, at every step, to short questions
+LAST = ("done", "cancelled", "failed")  # events after which none comes
 
 
 class Cancelled(Exception):
@@ -97,6 +98,11 @@ class Job:
         self.tell(name, data)
         self.ended.set()
 
+    @property
+    def told(self) -> bool:
+        """Whether the last event was sent: a client that hears of it may start its next job at once."""
+        return bool(self.events) and self.events[-1][0] in LAST
+
     def over(self, after: int) -> bool:
         """Whether the job has ended and has no event after this number."""
         return self.ended.is_set() and after >= len(self.events)
@@ -116,7 +122,7 @@ class Job:
                     name, data = self.events[after]
                     after += 1
                     yield sse(name, data, after)
-                    if name in ("done", "cancelled", "failed"):
+                    if name in LAST:
                         return
                 if self.left.is_set():
                     return
@@ -188,7 +194,7 @@ class Jobs:
 
     def start(self, client: str, lane: Lane, quick: Lane, work: Callable[[Job], None]) -> Job:
         """Queue a job; a problem if the queue is full."""
-        mine = [job for job in self.known.values() if job.client == client and not job.ended.is_set()]
+        mine = [job for job in self.known.values() if job.client == client and not job.told]
         if len(mine) >= self.limits.own_jobs:
             raise Problem(429, f"{len(mine)} of your jobs are not done yet; wait for one, or cancel it", retry=2)
         job = Job(client, self.limits)
