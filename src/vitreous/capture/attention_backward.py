@@ -237,7 +237,32 @@ class Unfrozen(TorchFunctionMode):
         return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
 
 
-class CutAt(TorchFunctionMode):
+class AtEntries(TorchFunctionMode):
+    """Count the norm and linear calls of a forward pass; `met` may replace the tokens of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = {"norm": 0, "linear": 0}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
+            return F.linear(self._enter("linear", tokens), weight, bias)
+        out = func(*args, **(kwargs or {}))
+        return self._enter("norm", out) if func in NORMS else out
+
+    def _enter(self, kind: str, tokens: Tensor) -> Tensor:
+        self._counts[kind] += 1
+        return self.met((kind, self._counts[kind]), tokens)
+
+    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
+        """The tokens to continue with."""
+        return tokens
+
+
+class CutAt(AtEntries):
     """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
 
     `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first.
@@ -247,7 +272,6 @@ class CutAt(TorchFunctionMode):
         super().__init__()
         self.entry, self.seen, self.edit = entry, seen, edit
         self.leaf: Tensor | None = None
-        self._counts = {"norm": 0, "linear": 0}
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
@@ -256,15 +280,10 @@ class CutAt(TorchFunctionMode):
     ) -> Any:
         if func is torch._C._set_grad_enabled:
             return None  # as in Unfrozen
-        if func is F.linear:
-            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
-            return F.linear(self.enter("linear", tokens), weight, bias)
-        out = func(*args, **(kwargs or {}))
-        return self.enter("norm", out) if func in NORMS else out
+        return super().__torch_function__(func, types, args, kwargs)
 
-    def enter(self, kind: str, tokens: Tensor) -> Tensor:
-        self._counts[kind] += 1
-        if (kind, self._counts[kind]) == self.entry:
+    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
+        if entry == self.entry:
             torch.set_grad_enabled(True)
             self._tokens, self.leaf = tokens, self.edit(tokens.detach()).detach().requires_grad_()
             self.seen.recording = True

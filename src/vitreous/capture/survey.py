@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, near
-from vitreous.capture.attention_backward import Entry
-from vitreous.capture.capture import NORMS, Capture, caller, linear_parts
+from vitreous.capture.attention_backward import AtEntries, Entry
+from vitreous.capture.capture import Capture, caller, linear_parts
 from vitreous.capture.narrowed_block import Fold, Linear
 
 
@@ -30,27 +30,16 @@ class Met(NamedTuple):
     tokens: Tensor
 
 
-class Entries(TorchFunctionMode):
+class Entries(AtEntries):
     """Record every norm and linear call; `before` returns what entered the attention that was just recorded."""
 
     def __init__(self, images: int) -> None:
         super().__init__()
         self.images = images
-        self._counts = {"norm": 0, "linear": 0}
         self._recent: list[Met] = []  # since the last attention
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear:
-            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
-            return F.linear(self.enter("linear", tokens), weight, bias)
-        out = func(*args, **(kwargs or {}))
-        return self.enter("norm", out) if func in NORMS else out
-
-    def enter(self, kind: str, tokens: Tensor) -> Tensor:
-        self._counts[kind] += 1
-        self._recent.append(Met((kind, self._counts[kind]), tokens))
+    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
+        self._recent.append(Met(entry, tokens))
         return tokens
 
     def before(self, heads: int, width: int) -> Met | None:

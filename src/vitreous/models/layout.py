@@ -47,9 +47,9 @@ class Layout:
     grid: tuple[int, int]  # h, w
     patch: tuple[int, int] | None = None  # pixels of one patch, down and across
     prefix: int = 0  # CLS, distillation and register tokens in front of the patches
-    readout: tuple[int, ...] = (0,)  # the tokens that the head reads
+    readout: tuple[int, ...] = (0,)  # the tokens that the classifier reads
     share: tuple[float, ...] | None = None  # their weights; None: all alike
-    pooled: bool = False  # the head reads them through an attention of its own
+    pooled: bool = False  # the classifier reads them through an attention pool
     blocks: tuple[str, ...] = ()  # names of the modules that hold the layers
     suffix: int = 0  # tokens behind the patches
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read

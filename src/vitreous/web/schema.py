@@ -207,7 +207,7 @@ class AttentionInfo(BaseModel):
     grid: tuple[int, int]
     prefix: list[str]
     suffix: list[str]
-    readout: str  # what the head reads: "CLS", "the mean of the patches", …
+    readout: str  # what the classifier reads: "CLS", "the mean of the patches", …
     share: list[Share]
 
 
