@@ -14,7 +14,7 @@ from known import known
 from PIL import Image
 
 import vitreous
-from vitreous.cli import options
+from vitreous.cli import arguments
 from vitreous.errors import OptionError
 from vitreous.evaluation.advice import line_up
 from vitreous.models.libraries import cropped
@@ -95,7 +95,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> vitreous.Model:
     weights[0:2, 3:5] = 3
     steps = cropped((48, 48), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     model = vitreous.Model(known(weights, gain=30.0).net, steps, ["seen", "nothing"], name="reader")
-    monkeypatch.setattr(options, "load_model", lambda *_: model)
+    monkeypatch.setattr(arguments, "load_model", lambda *_: model)
     return model
 
 

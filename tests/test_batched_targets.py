@@ -263,6 +263,7 @@ def test_one_replay_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(key)
         return run(images.clone(), (Numbered(torch.tensor(targets[0].index)), targets[1]))
 
+    monkeypatch.setattr(apply, "on_gpu", lambda images: True)
     monkeypatch.setattr(apply, "replays", lambda *given: graphs)
     with counting.counted_runs() as runs:
         check(vitreous.explain_targets(model, images, "gae", asked), alone)

@@ -21,7 +21,7 @@ from scipy.stats import spearmanr
 
 import vitreous
 from vitreous import Model
-from vitreous.cli import options
+from vitreous.cli import arguments
 from vitreous.cli.cass import correlation, depth
 from vitreous.cli.main import main
 from vitreous.errors import OptionError, TargetError, Unsupported
@@ -173,7 +173,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Model:
     model = Model(zoo.network("timm ViT"), labels=["cat", "dog, hound", *"abcde"], name="small")
-    monkeypatch.setattr(options, "load_model", lambda *_: model)
+    monkeypatch.setattr(arguments, "load_model", lambda *_: model)
     return model
 
 
@@ -277,7 +277,7 @@ def test_errors_are_one_line(run: Run, small: Model, tmp_path: Path, words: list
 
 
 def test_swin_is_refused_on_the_command_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "load_model", lambda *_: Model(zoo.network("timm Swin"), name="swin"))
+    monkeypatch.setattr(arguments, "load_model", lambda *_: Model(zoo.network("timm Swin"), name="swin"))
     code, _, err = run(photo(tmp_path / "a.png"))
     assert code == 2
     assert err.startswith("error: cass_attention needs token attention; swin attends in 7×7 windows. Try ")

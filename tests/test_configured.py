@@ -20,7 +20,7 @@ from pydantic import Field
 
 import vitreous
 from vitreous import METHODS, method, methods
-from vitreous.cli.options import parse_settings
+from vitreous.cli.arguments import parse_settings
 from vitreous.declaration import ConfiguredMethod, Method
 from vitreous.errors import OptionError
 

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 import vitreous
 from vitreous import METHODS, METRICS, Model
-from vitreous.cli import options
+from vitreous.cli import arguments
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.evaluation import leaderboard
 from vitreous.evaluation.leaderboard import Leaderboard, run_leaderboard
@@ -42,7 +42,7 @@ def small() -> Model:
 @pytest.fixture
 def loaded(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A tiny model in place of the embedded one."""
-    monkeypatch.setattr(options, "load_model", lambda *_: small)
+    monkeypatch.setattr(arguments, "load_model", lambda *_: small)
     return small
 
 

@@ -26,7 +26,7 @@ from vitreous.models.libraries import (
     torchvision,
 )
 from vitreous.models.libraries import any as any_other
-from vitreous.models.libraries.library import Library, Source
+from vitreous.models.libraries.any import Library, Source
 
 PACKAGE = Path(__file__).parents[1] / "src" / "vitreous"
 HOME = PACKAGE / "models" / "libraries"

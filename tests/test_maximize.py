@@ -542,9 +542,9 @@ def test_the_command_writes_pictures(run: Run) -> None:
 
 
 def test_the_command_in_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.cli import options
+    from vitreous.cli import arguments
 
-    monkeypatch.setattr(options, "load_model", lambda *args: zoo.model("timm ViT"))
+    monkeypatch.setattr(arguments, "load_model", lambda *args: zoo.model("timm ViT"))
     result = run("maximize", "-u", "class:1", "--seed", 3, "--seed", 4, "--steps", 2, "--json")
     told = json.loads(result.out)
     assert [entry["seed"] for entry in told["pictures"]] == [3, 4] and told["steps_done"] == 2 and not told["stopped"]

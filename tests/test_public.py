@@ -19,7 +19,7 @@ import zoo
 
 import vitreous
 from vitreous import Model, Trace
-from vitreous.cli.options import load_model
+from vitreous.cli.arguments import load_model
 from vitreous.trace.apply import of_model
 
 

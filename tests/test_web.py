@@ -956,7 +956,7 @@ def test_cancel_ends_within_a_step(dawdle: str) -> None:
         assert visitor.delete(f"/api/jobs/{job}").status_code == 204
         taken = len(DAWDLED)
         assert events(visitor.get(f"/api/jobs/{job}/events").text)[-1][0] == "cancelled"
-        assert own.jobs.find(job).ended.is_set()
+        assert own.jobs.find(job).ended
         assert len(DAWDLED) <= taken + 1
         assert made(visitor, "rollout")["shape"] == [4, 4]  # the model is free again
         assert visitor.delete(f"/api/jobs/{job}").status_code == 204
@@ -972,7 +972,7 @@ def test_jobs_wait_their_turn_and_questions_pass(dawdle: str) -> None:
         assert listen(visitor, jobs[2], lambda *_: True) == [("queued", {"place": 2})]
         assert visitor.post("/api/predict", json={"image": "sample:rocket"}).status_code == 200
         assert visitor.post("/api/erase", json={"image": CAT, "removed": [1]}).status_code == 200
-        assert not own.jobs.find(jobs[0]).ended.is_set(), "they did not wait for it"
+        assert not own.jobs.find(jobs[0]).ended, "they did not wait for it"
         visitor.delete(f"/api/jobs/{jobs[1]}")
         assert listen(visitor, jobs[1], lambda *_: False) == [("cancelled", {})]  # though it had not begun
         assert listen(visitor, jobs[2], lambda *_: True) == [("queued", {"place": 1})]
@@ -1092,7 +1092,7 @@ def test_a_client_that_hears_the_end_may_start_another_job(monkeypatch: pytest.M
     from vitreous.web.jobs import Job
 
     job, heard = Job("a client", FREE), []
-    monkeypatch.setattr(job, "wake", lambda: heard.append((job.events[-1][0], job.told)))
+    monkeypatch.setattr(job, "wake", lambda: heard.append((job.events[-1][0], job.ended)))
     job.tell("map", {})
     job.end("done", {})
     assert heard == [("map", False), ("done", True)]

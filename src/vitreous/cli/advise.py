@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous._support.progress import show_progress
-from vitreous.cli.arguments import Choice
-from vitreous.cli.options import pick_methods
+from vitreous.cli.arguments import Choice, pick_methods
 from vitreous.cli.results import SHOWN, check_out
 from vitreous.evaluation.advice import Advice, Contender, advise
 from vitreous.images.dataset import read_data

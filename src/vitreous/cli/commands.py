@@ -57,7 +57,7 @@ def explain(
 ) -> None:
     """Explain images: one figure and one .npz of raw maps for each."""
     from vitreous.cli import explain as command
-    from vitreous.cli.options import parse_settings
+    from vitreous.cli.arguments import parse_settings
 
     with source.limited():
         command.run(
@@ -92,7 +92,7 @@ def evaluate(
     Without --methods and --metrics it is a quick choice of them; without --target the label where it is known.
     """
     from vitreous.cli import evaluate as command
-    from vitreous.cli.options import parse_settings
+    from vitreous.cli.arguments import parse_settings
 
     with source.limited():
         command.run(

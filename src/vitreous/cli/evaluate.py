@@ -12,8 +12,7 @@ import typer
 
 from vitreous._support.progress import show_progress
 from vitreous._support.statistics import Summary
-from vitreous.cli.arguments import Choice
-from vitreous.cli.options import Settings
+from vitreous.cli.arguments import Choice, Settings
 from vitreous.cli.results import SHOWN, check_out
 from vitreous.evaluation.leaderboard import Leaderboard
 from vitreous.evaluation.plan import make_plan

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from vitreous.attribution import Attribution, Views, attribute_all, plain, save_arrays
-from vitreous.cli.options import Settings, pick_methods
+from vitreous.cli.arguments import Settings, pick_methods
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -32,6 +32,7 @@ from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.registry import Method
 from vitreous.trace.apply import images_at_once
 from vitreous.trace.parse_target import parse
+from vitreous.trace.target import Top
 from vitreous.trace.trace import Trace
 
 Grid = list[list[Attribution | None]]  # targets × methods
@@ -141,7 +142,8 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
     """The target of each row of the figure for one image."""
     if targets is None and not trace.classifies:
         return []
-    chosen = [parse(text, trace.model, trace.output.shape[1]) for text in targets or ["top-1"]]
+    asked = targets or []
+    chosen = [parse(text, trace.model, trace.output.shape[1]) for text in asked] or [Top(1)]
     return [target.title(trace.model, trace.output, index) for target in chosen]
 
 

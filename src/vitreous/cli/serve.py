@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitreous._support.optional import needs
-from vitreous.cli.options import load_model
+from vitreous.cli.arguments import load_model
 from vitreous.errors import OptionError, one_line
 from vitreous.version import VERSION
 

@@ -136,7 +136,7 @@ def maps(
 
 
 def parse(options: list[str] | None, metrics: bool = False) -> dict[str, dict[str, Any]]:
-    from vitreous.cli.options import parse_settings
+    from vitreous.cli.arguments import parse_settings
 
     return parse_settings(options or [], metrics)
 
@@ -229,7 +229,7 @@ def split(target: str | None) -> Any:
 
 def models(sources: Sources) -> list[Any]:
     """A model for each --model; --weights are paired with them in order."""
-    from vitreous.cli.options import parse_size
+    from vitreous.cli.arguments import parse_size
     from vitreous.evaluation.study.plan import Source
 
     names: list[str | None] = [*sources.model] if sources.model else [None]

@@ -149,7 +149,7 @@ def computed(
         maps = [noted.map for noted in run(own, asked)]
         return (*maps, own.output) if declared.targeted else (*maps,)
 
-    graphs = replays(declared, values, trace.images, *targets) if trace.fresh else None
+    graphs = replays(declared, values, trace.images, *targets) if trace.fresh and on_gpu(trace.images) else None
     if graphs is None:
         return run(trace, targets), None
     key = key_of(declared.name, values, trace.model, trace.images, *targets)
@@ -157,3 +157,7 @@ def computed(
     trace.refuse_infinite()
     maps, output = made[: len(targets)], made[len(targets) :]
     return [Noted(map, {}) for map in maps], next(iter(output), None)
+
+
+def on_gpu(images: Images) -> bool:
+    return images.is_cuda

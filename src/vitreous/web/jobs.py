@@ -39,7 +39,7 @@ class Job:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.progress: dict[str, Any] | None = None
         self.place: int | None = None
-        self.stopped, self.ended = threading.Event(), threading.Event()
+        self.stopped = threading.Event()
         self.left = threading.Event()  # the server ends, and tells nobody any more
         self.step, self.steps = 0, 1
         self.future: Future[None] | None = None
@@ -96,16 +96,15 @@ class Job:
         """The last event."""
         self.place = None
         self.tell(name, data)
-        self.ended.set()
 
     @property
-    def told(self) -> bool:
+    def ended(self) -> bool:
         """Whether the last event was sent: a client that hears of it may start its next job at once."""
         return bool(self.events) and self.events[-1][0] in LAST
 
     def over(self, after: int) -> bool:
         """Whether the job has ended and has no event after this number."""
-        return self.ended.is_set() and after >= len(self.events)
+        return self.ended and after >= len(self.events)
 
     # ---------------------------------------------------------------------------------------------- heard by a stream
 
@@ -194,7 +193,7 @@ class Jobs:
 
     def start(self, client: str, lane: Lane, quick: Lane, work: Callable[[Job], None]) -> Job:
         """Queue a job; a problem if the queue is full."""
-        mine = [job for job in self.known.values() if job.client == client and not job.told]
+        mine = [job for job in self.known.values() if job.client == client and not job.ended]
         if len(mine) >= self.limits.own_jobs:
             raise Problem(429, f"{len(mine)} of your jobs are not done yet; wait for one, or cancel it", retry=2)
         job = Job(client, self.limits)

@@ -1,6 +1,6 @@
 """Model libraries, one module each. No other part of the package knows anything about a particular library.
 
-Each module has the functions of `library.Library`: owns, name, labels, classifies, run, preprocess, text, load, names.
+Each module has the functions of `any.Library`: owns, name, labels, classifies, run, preprocess, text, load, names.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from torch import nn
 
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries import embedded, huggingface, open_clip, timm, torchvision
-from vitreous.models.libraries.any import find_output
+from vitreous.models.libraries.any import Library, Loaded, Size, Source, cropped, find_output
 from vitreous.models.libraries.huggingface import adapt
-from vitreous.models.libraries.library import Library, Loaded, Size, Source, cropped
 from vitreous.models.libraries.timm import wordnet
 
 __all__ = ["Library", "Loaded", "Size", "adapt", "cropped", "embedded", "find_output", "library_of", "wordnet"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.checkpoint import Blank, classes_in, fill, read_state
-from vitreous.models.libraries.library import Loaded, Size, cropped
+from vitreous.models.libraries.any import Loaded, Size, cropped
 from vitreous.models.libraries.loading import RANDOM
 from vitreous.models.libraries.timm import converter
 

@@ -16,7 +16,7 @@ from vitreous.images.preprocess import IMAGENET, Preprocess
 from vitreous.models.checkpoint import fill, read_state, some
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries import open_clip
-from vitreous.models.libraries.library import Loaded, Size, cropped, stated_size
+from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.loading import RANDOM, hush
 
 PREFIX = "hf"

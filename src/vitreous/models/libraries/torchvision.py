@@ -11,12 +11,12 @@ from torch import nn
 from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import IMAGENET, Preprocess, adapt
 from vitreous.models.checkpoint import Blank, State, bare_names, classes_in, fill, read_state
+from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import classifies as classifies
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import name as name
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
-from vitreous.models.libraries.library import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, not_built
 
 PREFIX = "torchvision"
