@@ -22,7 +22,7 @@ from PIL import Image
 
 import vitreous
 from vitreous import METHODS, Attribution, Model
-from vitreous.cli import explain, options
+from vitreous.cli import arguments, explain
 from vitreous.cli.explain import unique_names
 from vitreous.cli.main import main
 from vitreous.images.preprocess import IMAGENET
@@ -40,7 +40,7 @@ def small() -> Model:
 @pytest.fixture
 def drawn(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A tiny model in place of the embedded one."""
-    monkeypatch.setattr(options, "load_model", lambda *_: small)
+    monkeypatch.setattr(arguments, "load_model", lambda *_: small)
     return small
 
 
@@ -63,7 +63,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Method]]:
     with METHODS.temporary():
         method(targeted=True, signed=True, family="own")(by_class)
         quick = {name: METHODS[name] for name in ("attention", "rollout", "by_class", "centre", "random")}
-        monkeypatch.setattr(options, "METHODS", quick)
+        monkeypatch.setattr(arguments, "METHODS", quick)
         yield quick
 
 
@@ -176,7 +176,7 @@ def test_all_methods(run: Run, quick: Model, few: dict[str, Method], tmp_path: P
 
 
 def test_all_means_all() -> None:
-    assert options.pick_methods("all") == (list(METHODS.values()), True)
+    assert arguments.pick_methods("all") == (list(METHODS.values()), True)
 
 
 def test_json_is_for_programs(run: Run, quick: Model, tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_picture_is_never_overwritten(run: Run, quick: Model, tmp_path: Path) 
 
 def test_out_that_is_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        options, "load_model", lambda *_: pytest.fail("the folder is checked before the model is loaded")
+        arguments, "load_model", lambda *_: pytest.fail("the folder is checked before the model is loaded")
     )
     path = photo(tmp_path / "a.png")
     assert run("explain", path, "--out", "a.png").error == "--out a.png: a.png is a file, not a folder"
@@ -421,7 +421,7 @@ def test_interrupt_while_loading(run: Run, tmp_path: Path, monkeypatch: pytest.M
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "load_model", interrupted)
+    monkeypatch.setattr(arguments, "load_model", interrupted)
     assert run("explain", photo(tmp_path / "a.png"), "-o", "out").code == 130
     assert not (tmp_path / "out").exists()
 
@@ -430,7 +430,7 @@ def test_out_of_memory_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-    monkeypatch.setattr(options, "load_model", full)
+    monkeypatch.setattr(arguments, "load_model", full)
     assert "too little memory" in run("explain", photo(tmp_path / "a.png")).error
 
 
@@ -440,7 +440,7 @@ def test_our_own_mistakes_keep_their_traceback(
     def wrong(*_: Any) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(options, "load_model", wrong)
+    monkeypatch.setattr(arguments, "load_model", wrong)
     monkeypatch.setattr(sys, "argv", ["vitreous", "explain", str(photo(tmp_path / "a.png"))])
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     with pytest.raises(SystemExit) as ended:
@@ -570,7 +570,7 @@ def test_windowed_models_are_refused_with_advice(
     run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swin = Model(zoo.network("timm Swin"), cropped((56, 56), *IMAGENET), name="swin")
-    monkeypatch.setattr(options, "load_model", lambda *_: swin)
+    monkeypatch.setattr(arguments, "load_model", lambda *_: swin)
     path = photo(tmp_path / "a.png")
     said = run("explain", path, "-x", "centre,rollout").error
     assert said.startswith("rollout needs token attention; swin attends in 7×7 windows. Try ")
@@ -584,7 +584,7 @@ def test_a_model_without_classes(
     run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = Model(zoo.network("open_clip ViT-B-32"), name="clip")
-    monkeypatch.setattr(options, "load_model", lambda *_: clip)
+    monkeypatch.setattr(arguments, "load_model", lambda *_: clip)
     told = json.loads(run("explain", photo(tmp_path / "a.png"), "--json").out)
     assert told["images"][0]["top"] == []
     assert set(told["images"][0]["range"]) == {"attention", "rollout"}

@@ -993,7 +993,8 @@ def test_one_client_does_not_take_the_whole_queue(dawdle: str) -> None:
 def test_a_job_that_nobody_hears_ends(dawdle: str) -> None:
     with small(replace(FREE, patience=0.3)) as (visitor, own):
         job = own.jobs.find(visitor.post("/api/explain", json=slow()).json()["job"])
-        assert job.ended.wait(PATIENCE) and job.events[-1][0] == "cancelled"
+        until(lambda: job.ended, "the end of the job")
+        assert job.events[-1][0] == "cancelled"
 
 
 def test_a_job_that_takes_too_long_ends(dawdle: str) -> None:
@@ -1162,7 +1163,7 @@ def test_fuzzed_requests(examples: int) -> None:
 def end(own: Engine) -> None:
     """Every job of a server ends, and none through a mistake of ours."""
     for job in own.jobs.known.values():
-        assert job.ended.wait(PATIENCE)
+        until(lambda job=job: job.ended, "the end of the job")
         assert not [data for _, data in job.events if data.get("status") == 500], job.events
     own.close()
     assert own.ended(PATIENCE)
@@ -1283,7 +1284,8 @@ def test_closing_ends_everything(dawdle: str) -> None:
     own = Engine([(named("timm ViT"), Source())], FREE)
     with serving(own) as home:
         job = own.jobs.find(httpx.post(f"{home}/api/explain", json=slow(), timeout=PATIENCE).json()["job"])
-    assert job.ended.wait(PATIENCE) and own.ended(PATIENCE)
+    until(lambda: job.ended, "the end of the job")
+    assert own.ended(PATIENCE)
     assert len(DAWDLED) < LONG
     assert not own.find(None).quick.open
 
