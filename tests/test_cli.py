@@ -63,7 +63,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Method]]:
     with METHODS.temporary():
         method(targeted=True, signed=True, family="own")(by_class)
         quick = {name: METHODS[name] for name in ("attention", "rollout", "by_class", "centre", "random")}
-        monkeypatch.setattr(arguments, "METHODS", quick)
+        monkeypatch.setattr("vitreous.registry.METHODS", quick)
         yield quick
 
 

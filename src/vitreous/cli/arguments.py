@@ -68,12 +68,12 @@ Memory = Annotated[
 
 # --------------------------------------------------------------------------------- methods, metrics and their options
 
-METHODS = typer.Option(
+METHOD = typer.Option(
     "--method", "--methods", "-x", help="Methods, separated by commas, or all; see: vitreous methods."
 )
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
-MethodNames = Annotated[str, METHODS]
-MethodsOrDefault = Annotated[str | None, METHODS]
+MethodNames = Annotated[str, METHOD]
+MethodsOrDefault = Annotated[str | None, METHOD]
 MetricNames = Annotated[
     str | None,
     typer.Option("--metrics", help="Metrics or families of them, separated by commas, or all; see: vitreous metrics."),
