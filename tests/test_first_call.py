@@ -53,7 +53,8 @@ def test_token_ablation_needs_three_besides_its_variants(name: str, passes: list
     passes.clear()
     vitreous.explain(model, image, "token_ablation", 1)
     variants = len(passes) - 1  # one pass for the score of the whole image
-    assert first <= 3 + variants, (first, variants)
+    tried = 1  # a pass of variants whose result is known: nothing dropped, and a dropped token with other pixels
+    assert first <= 3 + tried + variants, (first, variants)
 
 
 def test_a_network_shares_what_was_found_out(passes: list[int]) -> None:

@@ -208,20 +208,44 @@ class Towers(nn.Module):
         return self.a(x) + self.b(x.flip(-1))
 
 
-@pytest.mark.parametrize("make", [Nested, Towers])
-def test_what_needs_a_chain_of_blocks_says_so(make: type[nn.Module]) -> None:
+def test_what_needs_a_chain_of_blocks_says_so() -> None:
     torch.manual_seed(0)
-    model, images = Model(make().eval(), classifier=True), torch.randn(2, 3, 64, 64)
+    model, images = Model(Nested().eval(), classifier=True), torch.randn(2, 3, 64, 64)
     with pytest.raises(Unsupported, match=r"module of its own|from block to block"):
         vitreous.explain(model, images, "legrad", 1)
     for method in ("attention", "rollout", "gae", "gradient"):
         assert vitreous.explain(model, images, method, 1).map.abs().max() > 0
 
 
+class Sized(nn.Module):
+    """It counts its images before the blocks, so that no rows can be added behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = zoo.ZOO["timm ViT"].make()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner.forward_head(self.inner.forward_features(x).reshape(len(x), -1, 32))
+
+
 def test_smooth_cdam_where_the_end_cannot_take_more_images() -> None:
     torch.manual_seed(0)
+    model, images = Model(Sized().eval(), classifier=True), torch.randn(2, 3, 64, 64)
+    ours = vitreous.explain(model, images, "cdam", 1, variant="smooth", samples=2).map
+    plain = vitreous.explain(Model(model.net.inner), images, "cdam", 1, variant="smooth", samples=2).map
+    assert plain.abs().max() > 0 and off(ours, plain) <= ROUNDING
+
+
+def test_towers_that_are_both_read_are_refused() -> None:
+    torch.manual_seed(0)
     model, images = Model(Towers().eval(), classifier=True), torch.randn(2, 3, 64, 64)
-    assert vitreous.explain(model, images, "cdam", 1, variant="smooth", samples=2).map.abs().max() > 0
+    for method in ("attention", "rollout", "gae", "legrad", "cdam", "gradcam"):
+        with pytest.raises(Unsupported, match="separate passes or parallel branches"):
+            vitreous.explain(model, images, method, 1)
+    leaf = images.clone().requires_grad_()
+    model.net(leaf)[:, 1].sum().backward()
+    ours = vitreous.explain(model, images, "gradient", 1).map
+    assert off(ours, leaf.grad.abs().mean(1)) <= ROUNDING
 
 
 def test_checkpointed_models_are_explained_as_they_are() -> None:

@@ -45,6 +45,7 @@ class Attention:
     bias: Tensor | None = None  # [B|1 H|1 N|1 M], added to the scores
     given: Weights | None = None  # A, if the model itself formed it
     followed: bool = False  # whether its backward visits A and ∂y/∂A (attention_backward.py)
+    number: int = -1  # which attention call of the forward pass this is
     only: list[int] | None = None  # the rows of O that were computed (narrowed_block.py); None: all
     keys: Tensor | None = None  # K in the autograd graph (for the eager door: in the model's own axes)
     factors: tuple[Tensor, Tensor] | None = None  # if A was given: the factors of its scores

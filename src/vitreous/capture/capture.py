@@ -216,6 +216,7 @@ class Capture(TorchFunctionMode):
     def keep(self, call: Attention) -> None:
         """Record an attention that was computed."""
         self.last = call
+        call.number = self.seen
         self.seen += 1
         if self.recording and self.seen > self.since:
             self.calls.append(call)

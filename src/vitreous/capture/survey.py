@@ -42,14 +42,19 @@ class Entries(AtEntries):
         self._recent.append(Met(entry, tokens))
         return tokens
 
-    def before(self, heads: int, width: int) -> Met | None:
-        """The input of an attention: the last normalised tokens (not queries or keys), else the projected tokens."""
+    def before(self, heads: int, width: int, counts: tuple[int, ...] = ()) -> Met | None:
+        """The input of an attention: the last normalised tokens (not queries or keys), else the projected tokens.
+
+        `counts`: the numbers of tokens that they may be, if known.
+        """
         recent, self._recent = self._recent, []
         for kind in ("norm", "linear"):
             for met in reversed(recent):
                 shape = met.tokens.shape
                 of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
-                if met.entry[0] == kind and len(shape) in (3, 4) and self.images in shape[:2] and not of_heads:
+                if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
+                    continue
+                if not counts or len(shape) == 4 or shape[1 if shape[0] == self.images else 0] in counts:
                     return met
         return None
 
@@ -194,7 +199,9 @@ class Surveyed(Capture):
         self.survey.memory.made += (
             4 * call.node.nbytes
         )  # with Q, K and V, which nn.MultiheadAttention computes internally
-        met = self.survey.entered.before(call.shape[1], call.v.shape[-1])
+        b, heads, n, m = call.shape
+        windows = b != self.images or call.node.ndim > 4
+        met = self.survey.entered.before(heads, call.v.shape[-1], () if windows else (n, m))
         self.survey.entries.append(met)
         self.survey.ways.append(met)
 

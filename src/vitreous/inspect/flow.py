@@ -119,7 +119,7 @@ def shares(rows: torch.Tensor, parts: dict[str, list[int]]) -> Float[np.ndarray,
 def divide(layout: Layout, place: Place | None) -> dict[str, list[int]]:
     """All tokens, by what they are to this patch; the read-out has no neighbours."""
     names = token_names(layout)
-    patches = range(layout.prefix, layout.prefix + layout.patches)
+    patches = layout.patch_tokens
     special: dict[str, list[int]] = {}
     for token, name in names.items():
         special.setdefault("registers" if name.startswith("register") else name, []).append(token)

@@ -17,7 +17,8 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.labels import name_classes
-from vitreous.models.layout import Layout, find_layout
+from vitreous.models.layout import Layout
+from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
 from vitreous.types import Images, Output
 
@@ -100,8 +101,13 @@ class Model:
         """The geometry at this (height, width), measured once; a layout given by hand is believed."""
         if size not in self._layouts:
             self._layouts[size], reference = find_layout(self, size, self._given_layout)
-            if reference is not None:
+            if self._given_layout is None:
                 self.facts.note(("layout run", size), reference)
+        return self._layouts[size]
+
+    def alone_at(self, size: tuple[int, int]) -> Layout:
+        """The geometry at this size, of a model that must be run one image at a time."""
+        self._layouts[size] = self.layout_at(size).one_by_one()
         return self._layouts[size]
 
     @property

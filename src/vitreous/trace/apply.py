@@ -18,6 +18,7 @@ from vitreous.images import pictures
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
 from vitreous.models.model import Model
+from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
@@ -90,7 +91,8 @@ def images_at_once(model: Model, images: Any = None) -> int:
     """The number of images to explain in one batch."""
     size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
-    return batch_size(model.layout_at(size).footprint[1], model.device, most)
+    layout = Trace(model, noise_images(model, size)[:1]).layout  # which finds out whether a batch keeps images apart
+    return batch_size(layout.footprint[1], model.device, most)
 
 
 def each_of(target: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Check whether the last block may be computed for the classifier's tokens only (capture/narrowed_block.py).
+"""Checks of a network, once for each image size, against its layout run.
 
-This is correct if everything in the block besides attention treats each token independently. That is checked once for
-each network: the output and its gradient must equal those of the layout run.
+Whether the last block may be computed for the classifier's tokens only (capture/narrowed_block.py), which is correct if
+everything in the block besides attention treats each token independently: output and gradient must be the same.
+Whether a network repeats, and keeps its images apart: an image alone must give what it gave in the pair.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from torch import Tensor
 from vitreous.capture.attention import near
 from vitreous.capture.narrowed_block import Fold
 from vitreous.errors import ModelError
-from vitreous.models.layout import Layout, Reference, along, find_layout, noise_images
+from vitreous.models.layout import Layout
+from vitreous.models.layout_run import Reference, find_layout
 from vitreous.models.model import Model
+from vitreous.models.survey_run import along, noise_images
 from vitreous.trace.run import Finished, Narrow, Run
 from vitreous.types import Images
 
 T = TypeVar("T")
-Result = tuple[Tensor, Tensor | None]  # an output, and a gradient
+Result = tuple[Tensor, Tensor | None, Tensor | None]  # an output, the tokens before the last attention, their gradient
+APART = "does it keep its images apart?"
+CHANGES = "it does not even repeat itself"
 LAST = "how the last block may be run"
 
 
@@ -75,8 +80,9 @@ def is_hooked(trace: Runs) -> bool:
 
 
 def could_narrow(layout: Layout) -> bool:
-    """Whether the classifier uses only a few tokens and each block is a module."""
-    return layout.read_tokens is not None and layout.probed and len(set(layout.blocks)) == layout.layers
+    """Whether the classifier uses only a few tokens, each block is a module and the patches are one run of tokens."""
+    few, one_run = layout.read_tokens is not None and layout.probed, isinstance(layout.patch_run, slice)
+    return few and one_run and len(set(layout.blocks)) == layout.layers
 
 
 def check(trace: Runs) -> Narrow | None:
@@ -94,33 +100,91 @@ def find_fold(trace: Runs, kept: Reference | None) -> Fold | None:
     return kept.fold if kept is not None and exact else None
 
 
-def same_run(trace: Runs, narrow: Narrow, kept: Reference | None) -> bool:
-    """Whether this way reproduces the output and gradient of the layout run for the noise images."""
-    noise = noise_images(trace.model, trace.size)
+def same_run(trace: Runs, narrow: Narrow, kept: Reference) -> bool:
+    """Whether this way reproduces, for one of the noise images alone, what the layout run gave for it in the pair."""
+    noise = noise_images(trace.model, trace.size)[:1]
     try:
         found = result(trace, noise, narrow)
-        if kept is not None and equal(found, (kept.output, kept.grad)):
+        if equal(found, part(trace, kept)):
+            trace.model.facts.note((APART, trace.size), True)
             return True
         return equal(found, result(trace, noise, None))  # the weights may have changed since the layout run
     except (ModelError, RuntimeError, IndexError):
         return False
 
 
+def part(trace: Runs, kept: Reference) -> Result:
+    """What the layout run gave for its first image."""
+    axis = trace.layout.batch_axis
+
+    def first(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.narrow(axis, 0, 1)
+
+    return kept.output[:1], first(kept.tokens), first(kept.grad)
+
+
 def equal(one: Result, other: Result) -> bool:
-    """Whether the outputs and their gradients (if any) are equal up to rounding."""
-    (output, grad), (expected, expected_grad) = one, other
-    if not near(output, expected) or (grad is None) != (expected_grad is None):
-        return False
-    return grad is None or expected_grad is None or near(grad, expected_grad)
+    """Whether the outputs, tokens and gradients (where both are known) are equal up to rounding."""
+    pairs = [(a, b) for a, b in zip(one, other) if a is not None and b is not None]
+    return (one[2] is None) == (other[2] is None) and all(a.shape == b.shape and near(a, b) for a, b in pairs)
 
 
 def result(trace: Runs, images: Images, narrow: Narrow | None) -> Result:
-    """The output, and its gradient with respect to the tokens that enter the last attention, if available."""
+    """The output, the tokens that enter the last attention and their gradient, as far as there are any."""
+    run = run_again(trace, images, narrow)
+    if run.leaf is None or not run.output.requires_grad:
+        return run.output.detach(), None if run.leaf is None else run.leaf.detach(), None
+    with torch.enable_grad():
+        (grad,) = torch.autograd.grad(along([run.output]), [run.leaf], allow_unused=True)
+    return run.output.detach(), run.leaf.detach(), grad
+
+
+def run_again(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
     layout = trace.layout
     how = Run.from_layer(layout.layers - 1) if layout.entries else Run.to_output()
-    run = trace.run(images, how.narrowed(narrow))
-    if run.leaf is None or not run.output.requires_grad:
-        return run.output.detach(), None
-    with torch.enable_grad():
-        (grad,) = torch.autograd.grad(along([run.output]), [run.leaf])
-    return run.output.detach(), grad
+    return trace.run(images, how.narrowed(narrow))
+
+
+# ----------------------------------------------------------------------------------------- repeats, and images apart
+
+
+def keeps_apart(trace: Runs) -> bool:
+    """Whether an image alone gives what it gives in a batch; raise if the model does not repeat itself."""
+    facts, question = trace.model.facts, (APART, trace.size)
+    if not facts.knows(question) and facts.knows(("layout run", trace.size)):
+        if could_narrow(trace.layout) and not is_hooked(trace):
+            narrowing(trace)
+        if not facts.knows(question):
+            kept = facts.take(("layout run", trace.size)) or find_layout(trace.model, trace.size)[1]
+            facts.note(question, compare(trace, kept))
+    if facts.get(question) == CHANGES:
+        raise ModelError(
+            f"{trace.model.name} gives another result when it is run again on the same image (does its forward pass "
+            "draw random numbers, to mask, shuffle or drop tokens?), so no map of it would mean anything"
+        )
+    return facts.get(question) is not False
+
+
+def compare(trace: Runs, kept: Reference) -> bool | str:
+    """Run one image of the layout run alone; where something differs, find out why by running the pair again."""
+    noise = noise_images(trace.model, trace.size)[: len(kept.output)]
+    alone = plain_result(trace, noise[:1])
+    if same_values(alone, part(trace, kept)):
+        return True
+    again = [plain_result(trace, noise) for _ in range(2)]
+    if not same_values(again[0], again[1]):
+        return CHANGES
+    output, tokens, _ = again[0]
+    first = None if tokens is None else tokens.narrow(trace.layout.batch_axis, 0, 1)
+    return same_values(alone, (output[:1], first, None))
+
+
+def plain_result(trace: Runs, images: Images) -> Result:
+    """Output and tokens of a whole run."""
+    run = run_again(trace, images, None)
+    return run.output.detach(), None if run.leaf is None else run.leaf.detach(), None
+
+
+def same_values(one: Result, other: Result) -> bool:
+    """Whether output and tokens are equal up to rounding."""
+    return equal((*one[:2], None), (*other[:2], None))

@@ -15,7 +15,7 @@ from vitreous.capture.attention import Attention, same, widen
 from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
 from vitreous.capture.capture import Capture, Enough, Forms
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering, own_thread
-from vitreous.errors import Unsupported
+from vitreous.errors import ModelError, Unsupported
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.trace.target import Target
@@ -158,6 +158,8 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
     layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
     if output is None:
         return Stopped(images, layers, how.since)
+    if len(output) != rows and how.extend is None:
+        raise ModelError(f"{model.name} returns {len(output)} rows for {rows} images")
     pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
     head = seen.linear if model.classifier is not False else None  # the last layer of a backbone is no classifier
     return Finished(

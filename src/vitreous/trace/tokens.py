@@ -27,15 +27,14 @@ def prefix_names(layout: Layout) -> list[str]:
 
 
 def suffix_names(layout: Layout) -> list[str]:
-    first = layout.prefix + layout.patches
+    behind = layout.special[layout.prefix :]
     own = layout.prefix == 0
-    return ["CLS" if own and i == layout.suffix - 1 else f"register {first + i}" for i in range(layout.suffix)]
+    return ["CLS" if own and i == behind[-1] else f"register {i}" for i in behind]
 
 
 def token_names(layout: Layout) -> dict[int, str]:
     """The tokens that are not patches."""
-    behind = layout.prefix + layout.patches
-    return dict(enumerate(prefix_names(layout))) | {behind + i: name for i, name in enumerate(suffix_names(layout))}
+    return dict(zip(layout.special, prefix_names(layout) + suffix_names(layout)))
 
 
 def readout_name(layout: Layout) -> str:

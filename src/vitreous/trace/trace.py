@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -15,9 +15,10 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
-from vitreous.errors import CaptureError, OptionError, Unsupported
+from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
+from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model, capturing, later, refuse_infinite
-from vitreous.trace.last_block import narrowing
+from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
@@ -40,6 +41,11 @@ class Trace:
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # outputs and embeddings of variants, for other targets
         self._sum = later(self.images.sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
+        if not keeps_apart(self):
+            self.layout = model.alone_at(self.size)
+        if self.layout.alone and len(self) > 1:
+            said = f"{model.name} mixes the images of a batch, so a trace takes one image"
+            raise InputError(f"{said}; vitreous.explain runs any number, one by one")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -203,10 +209,10 @@ class Trace:
     @property
     def readout(self) -> Row:
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
-        pool = self.any_finished().pool if self.layout.pooled else None
-        if pool is not None:
-            return pool.weights.detach().mean((1, 2)).expand(len(self), -1)
         layout = self.layout
+        pool = self.any_finished().pool if layout.pooled else None
+        if pool is not None:
+            return pool_weights(pool, layout).expand(len(self), -1)
         return read_weights(layout.tokens, layout.readout, layout.share, self.images.device).expand(len(self), -1)
 
     @property
@@ -229,8 +235,8 @@ class Trace:
         found = self.layout.to_grid(tokens)
         if found is not None:
             return found
-        count, (h, w) = tokens.shape[1], self.layout.grid
-        raise Unsupported(f"{self.model.name} has {count} tokens in this layer, which do not fit its {h}×{w} patches")
+        said = f"the {math.prod(tokens.shape[1:-1])} tokens of this layer cannot be matched with patches of the image"
+        raise Unsupported(f"{self.model.name}: {said}. Try gradient, integrated_gradients or occlusion.")
 
     # -------------------------------------------------------------------------------------------------- gradients
 
@@ -325,16 +331,6 @@ class Trace:
         odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
         marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
         return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
-
-
-@lru_cache(maxsize=16)
-def read_weights(
-    tokens: int, readout: tuple[int, ...], share: tuple[float, ...] | None, device: torch.device
-) -> Float[Tensor, "N"]:
-    """ρ of one image; moved to a device once."""
-    weights = torch.zeros(tokens)
-    weights[list(readout)] = torch.tensor(share or [1 / len(readout)] * len(readout))
-    return weights.to(device)
 
 
 def is_followed(record: Finished) -> bool:

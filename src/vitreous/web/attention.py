@@ -117,8 +117,7 @@ async def row(
         seen = one_head(trace.layer(layer), head)
         weights = query(trace, token).to(seen.wide)
         found = reads(seen, weights) if direction == "reads" else read_by(seen, weights)
-        behind = trace.layout.prefix + trace.layout.patches
-        extra = torch.cat([found[: trace.layout.prefix], found[behind:]])
+        extra = found[trace.layout.special]
         return numbers(trace.map(found[None])[0], extra, shape=trace.layout.grid, extra=len(extra), lasting=True)
 
     return await looked(engine, model, image, work)
@@ -131,7 +130,7 @@ def query(trace: Trace, token: str) -> Float[Tensor, "1 N"]:
     layout, number = trace.layout, int(token)
     if number >= layout.patches:
         raise OptionError(f"patch {number} is out of range: there are patches 0 to {layout.patches - 1}")
-    return one_token(trace, layout.prefix + number)
+    return one_token(trace, layout.patch_tokens[number])
 
 
 @router.post("/rollout", response_class=Response, responses=BINARY)

@@ -148,7 +148,7 @@ class Head:
         found = seen.heads(self.layer, self.side, rows)  # [B H N d]
         one = found[:, within(self.head, found.shape[1], "head", self)]
         layout = seen.trace.layout
-        patches = one[:, layout.prefix : layout.prefix + layout.patches]
+        patches = one[:, layout.patch_tokens]
         return patches[..., within(self.channel, one.shape[-1], "channel", self)].mean(1)
 
     def __str__(self) -> str:

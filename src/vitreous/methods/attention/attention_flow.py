@@ -44,8 +44,7 @@ def attention_flow(
     read = trace.readout.double().cpu().numpy()  # [B N]
     keep = trace.layout.readout
     pipes = [capacities(layer, heads, discard, residual, keep) for layer in trace.attention[start_layer:]]
-    first = trace.layout.prefix
-    patches = range(first, first + trace.layout.patches)
+    patches = trace.layout.patch_tokens
     found = [flows([one[b] for one in pipes], read[b], patches) for b in range(len(trace))]
     return torch.from_numpy(np.stack(found)).to(trace.images.device).reshape(-1, *trace.layout.grid)
 

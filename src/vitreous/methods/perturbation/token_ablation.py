@@ -31,8 +31,7 @@ def token_ablation(
     y(all tokens) − y(without token i), one run for each patch
     """
     fixed, whole = scored_as(trace, target, of)
-    first, count = trace.layout.prefix, trace.layout.patches
-    left = torch.arange(first, first + count, device=trace.images.device)
+    left = torch.tensor(trace.layout.patch_tokens, device=trace.images.device)
 
     def without(i: int) -> Tensor:
         return scores_without(trace, i, fixed.of_image(i), left, "token_ablation", ("token_ablation", i))

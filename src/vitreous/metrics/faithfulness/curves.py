@@ -83,6 +83,7 @@ def take_out(case: Case, orders: Sequence[Order], steps: int, what: str, remedy:
 def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
     """The tokens of these patches, with all that are no patches, in their order."""
     layout = trace.layout
-    others = [i for i in range(layout.tokens) if not layout.prefix <= i < layout.prefix + layout.patches]
-    extra = torch.tensor(others, dtype=patches.dtype, device=patches.device).expand(len(patches), -1)
-    return torch.cat([patches + layout.prefix, extra], 1).sort(1).values
+    tokens, special = (
+        torch.tensor(some, dtype=patches.dtype, device=patches.device) for some in (layout.patch_tokens, layout.special)
+    )
+    return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values

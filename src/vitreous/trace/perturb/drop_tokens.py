@@ -208,9 +208,9 @@ def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None
 def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
     """Whether the output is unchanged if no token is dropped, and independent of the content of a dropped token."""
     layout, image = trace.layout, trace.images[index : index + 1]
-    (row, column), (y, x) = (layout.grid[0] // 2, layout.grid[1] // 2), layout.patch or (1, 1)
+    row, column = layout.grid[0] // 2, layout.grid[1] // 2
     spoilt = image.clone()
-    spoilt[..., row * y : (row + 1) * y, column * x : (column + 1) * x] += 1
+    spoilt[(..., *layout.rectangle(row, column))] += 1
     middle, tried = layout.token(row, column), left[[0, len(left) // 2]].tolist() if len(left) else []
     gone = torch.zeros(3 + len(tried), layout.tokens, dtype=torch.bool, device=image.device)
     gone[range(1, len(gone)), [middle, middle, *tried]] = True
@@ -252,8 +252,9 @@ def try_leaving(trace: Trace, image: Images, left: Left, shared: Shared, trial: 
 
 
 def has_blocks(trace: Trace) -> bool:
-    """Whether there is a second block."""
-    return len(trace.layout.blocks) == trace.layout.layers >= 2
+    """Whether there is a second block, to which the patches come as one run of tokens."""
+    one_run = isinstance(trace.layout.patch_run, slice)
+    return one_run and len(trace.layout.blocks) == trace.layout.layers >= 2
 
 
 def cuts(trace: Trace) -> bool:
@@ -264,10 +265,11 @@ def cuts(trace: Trace) -> bool:
 def can_cut(trace: Trace) -> bool:
     """Compare cutting and masking half of the patches."""
     layout, device = trace.layout, trace.images.device
-    if len(layout.blocks) != layout.layers:
+    if len(layout.blocks) != layout.layers or not isinstance(layout.patch_run, slice):
         return False
     every = torch.arange(layout.tokens, device=device)
-    patches = (every >= layout.prefix) & (every < layout.prefix + layout.patches)
+    patches = torch.zeros_like(every, dtype=torch.bool)
+    patches[layout.patch_run] = True
     some = every[~patches | (every % 2 == 0)]
     others = every[~patches | ((every + every // 2) % 2 == 0)][: len(some)]
     keep = some[None] if len(others) < len(some) else torch.stack([some, others])

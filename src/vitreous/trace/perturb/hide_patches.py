@@ -73,19 +73,16 @@ def hide_tokens(trace: Trace, cover: Images) -> Hide:
 
 
 def pixels_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V 1 Y X"]:
-    """The pixels of the hidden patches; a remainder at the border belongs to the last patches."""
-    layout, places = trace.layout, []
-    for axis in (0, 1):
-        patch = layout.patch[axis] if layout.patch else trace.size[axis] // layout.grid[axis]
-        pixel = torch.arange(trace.size[axis], device=hidden.device)
-        places.append((pixel // patch).clamp_max(layout.grid[axis] - 1))
-    return hidden[:, places[0][:, None], places[1]][:, None]
+    """The pixels of the hidden patches; pixels that belong to no patch are never hidden."""
+    rows, columns = (torch.tensor(trace.layout.lines(axis, trace.size[axis]), device=hidden.device) for axis in (0, 1))
+    inside = (rows >= 0)[:, None] & (columns >= 0)
+    return (hidden[:, rows[:, None], columns] & inside)[:, None]
 
 
 def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
     """The tokens of the hidden patches."""
     found = hidden.new_zeros(len(hidden), trace.layout.tokens, 1)
-    found[:, trace.layout.prefix : trace.layout.prefix + trace.layout.patches, 0] = hidden.flatten(1)
+    found[:, trace.layout.patch_tokens, 0] = hidden.flatten(1)
     return found
 
 

@@ -140,8 +140,7 @@ class Lean(TorchFunctionMode):
         if x.ndim != 3 or axes not in ([along], [along - 3]) or count not in (self.layout.patches, self.tokens):
             return func(x, dim, keepdim, **kwargs)  # type: ignore[no-any-return]
         assert self.gone is not None
-        first = self.layout.prefix if count != self.tokens else 0
-        kept = (~self.gone[:, first : first + count]).to(x.dtype)  # [V n]
+        kept = (~self.gone[:, self.layout.patch_run if count != self.tokens else slice(None)]).to(x.dtype)  # [V n]
         weights = (kept / kept.sum(1, keepdim=True).clamp_min(1))[..., None]
         return (x * (weights if self.axis == 0 else weights.transpose(0, 1))).sum(along, keepdim)
 

@@ -1,0 +1,86 @@
+"""What depends on what in one forward pass, read from its autograd graph without running it backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+Node = Any  # a node of torch's autograd graph
+
+
+class DataFlow:
+    """The graph between an output and some marked tensors of the same forward pass, in the order they were made."""
+
+    def __init__(self, output: Tensor, marked: Sequence[Tensor]) -> None:
+        self.output = output.grad_fn
+        self.marks: dict[Node, int] = {}
+        for number, tensor in enumerate(marked):
+            if tensor.grad_fn is not None:
+                self.marks[tensor.grad_fn] = self.marks.get(tensor.grad_fn, 0) | 1 << number
+        self._below: dict[Node, int] = {}
+        self._nodes = [tensor.grad_fn for tensor in marked]
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a graph; not where the network runs without gradients."""
+        return self.output is not None
+
+    def read(self) -> list[int]:
+        """The marked tensors that the output depends on."""
+        found = self.below(self.output)
+        return [number for number in range(len(self._nodes)) if found >> number & 1]
+
+    def feeds(self, one: int, other: int) -> bool:
+        """Whether a marked tensor depends on an earlier one."""
+        return bool(self.below(self._nodes[other]) >> one & 1)
+
+    def below(self, start: Node) -> int:
+        """The marked tensors at or below a node, as bits."""
+        left = [start]
+        while left:
+            node = left[-1]
+            if node in self._below:
+                left.pop()
+                continue
+            inputs = [source for source, _ in node.next_functions if source is not None]
+            unknown = [source for source in inputs if source not in self._below]
+            if unknown:
+                left += unknown
+                continue
+            found = self.marks.get(node, 0)
+            for source in inputs:
+                found |= self._below[source]
+            self._below[node] = found
+            left.pop()
+        return self._below[start]
+
+
+def first_met(start: Node, stops: Sequence[Node]) -> list[int]:
+    """Which of these nodes are met on some way down from `start` that leads through none of the others."""
+    numbers = {node: number for number, node in enumerate(stops)}
+    met: set[int] = set()
+    seen: set[Node] = set()
+    left = [start]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in numbers:
+            met.add(numbers[node])
+        else:
+            left += [source for source, _ in node.next_functions]
+    return sorted(met)
+
+
+def chains(flow: DataFlow, numbers: Iterable[int]) -> list[list[int]]:
+    """Cut a sequence of marked tensors wherever one does not depend on the one before it."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and flow.feeds(found[-1][-1], number):
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found

@@ -1,0 +1,123 @@
+"""Why token attention cannot be followed through a network, if it cannot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from vitreous.capture.attention import Attention
+from vitreous.errors import CaptureError
+from vitreous.models.data_flow import DataFlow, chains
+from vitreous.models.layout import Layout
+from vitreous.models.survey_run import Seen, gradient
+from vitreous.models.token_places import Places
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """The reason, as the end of a sentence: "attends in 7×7 windows"."""
+
+    said: str
+    separate: bool = False  # the layers do not form one chain, so that none of them is the last
+
+
+def find_obstacle(
+    seen: Seen, flow: DataFlow, ends: list[Tensor], read: list[int], layout: Layout, places: Places | None
+) -> tuple[Obstacle | None, list[int], int | None]:
+    """Why attention cannot be followed from token to token; the numbers of the layers and of the pool if it can.
+
+    `read`: the attention calls that the output depends on.
+    """
+    early = hidden(seen, read, places)
+    if early is not None:
+        return early, [], None
+    layers = [i for i in read if layout.is_layer(seen.calls[i], seen.count)]
+    behind = [i for i in read if i > max(layers, default=-1)]
+    pool = [i for i in behind if len(behind) == 1 and seen.calls[i].shape[0] in (1, seen.count)]
+    others = [seen.calls[i] for i in read if i not in layers and i not in pool]
+    if not others and head_by_head(seen, layout):
+        return Obstacle("computes its heads one by one"), [], None
+    if any(call.shape[2] == call.shape[3] and call.v.shape[-1] == layout.patches for call in others):
+        return Obstacle("attends between channels, not between tokens"), [], None
+    chain = one_chain(read if others else layers, seen, flow, ends)
+    if isinstance(chain, Obstacle):
+        return chain, [], None
+    if others:
+        return other_shapes(others, layout.tokens, seen.count), [], None
+    fed = [i for i in pool if not flow.known or flow.feeds(chain[-1], i)]
+    return unlike([seen.calls[i] for i in chain]), chain, next(iter(fed), None)
+
+
+def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | None:
+    """What keeps attention or tokens from being seen at all."""
+    if seen.survey.mixed:
+        where = seen.survey.mixed[0] or "its own code"
+        return Obstacle(f"changes its attention between softmax and values (in {where})")
+    if not seen.calls:
+        return Obstacle("shows no attention (vitreous sees torch's sdpa, nn.MultiheadAttention and softmax @ values)")
+    if not read:
+        return Obstacle("computes attention that its output does not depend on", separate=True)
+    if places is None and all(seen.calls[i].shape[2] == seen.calls[i].shape[3] for i in read):
+        return Obstacle("makes its tokens in a way that cannot be traced to patches of the image")
+    return None
+
+
+def other_shapes(others: list[Attention], tokens: int, images: int) -> Obstacle:
+    b, _, n, m = Counter(call.shape for call in others).most_common(1)[0][0]
+    if b <= images:
+        return Obstacle(f"changes its tokens on the way (layers of {n} queries and {m} keys for {tokens} tokens)")
+    side = math.isqrt(n)
+    return Obstacle(f"attends in {side}×{side} windows" if side * side == n else f"attends in windows of {n} tokens")
+
+
+def one_chain(numbers: list[int], seen: Seen, flow: DataFlow, ends: list[Tensor]) -> list[int] | Obstacle:
+    """The layers, each fed by the one before it; of separate passes, the only one that the output depends on."""
+    if not flow.known:
+        return numbers
+    separate = chains(flow, numbers)
+    if len(separate) == 1:
+        return numbers
+    grads = [gradient(ends, seen.calls[chain[-1]].node) for chain in separate]
+    used = [chain for chain, grad in zip(separate, grads) if grad is not None and bool(grad.any())]
+    if len(used) == 1:
+        return used[0]
+    sizes = Counter(map(len, used or separate))
+    told = " and ".join(f"{times} of {size} attention calls" for size, times in sizes.items())
+    said = f"runs separate passes or parallel branches in one forward pass ({told}, which do not feed one another)"
+    return Obstacle(said, separate=True)
+
+
+def unlike(calls: list[Attention]) -> Obstacle | None:
+    """An attention that does not give the layer's output."""
+    for call in calls:
+        try:
+            call.verify()
+        except CaptureError as error:
+            return Obstacle(f"hides part of its attention: {error}")
+    return None
+
+
+def head_by_head(seen: Seen, layout: Layout) -> bool:
+    """Does a module attend several times in a row, each time with one head and nothing projected in between?"""
+    numbers, entries = layer_numbers(seen, layout), seen.survey.entries
+    return any(
+        seen.calls[i].name == seen.calls[j].name and seen.calls[j].shape[1] == 1 and entries[j] is None
+        for i, j in pairwise(numbers)
+        if entries[numbers[0]] is not None
+    )
+
+
+def layer_numbers(seen: Seen, layout: Layout) -> list[int]:
+    return [i for i, call in enumerate(seen.calls) if layout.is_layer(call, seen.count)]
+
+
+def several_reads(seen: Seen, blocks: tuple[str, ...], layers: int) -> Obstacle | None:
+    """The output reads the tokens of several blocks, not only those of the last."""
+    read = seen.blocks.read(seen.output, blocks) if len(blocks) == layers else []
+    if len(read) < 2:
+        return None
+    return Obstacle(f"reads the tokens of {len(read)} of its {layers} layers ({', '.join(map(str, read))})", True)

@@ -1,0 +1,183 @@
+"""Which token comes from which pixels: measured, for any order of the tokens.
+
+By gradient (`cut_places`): every token has a number in binary. The gradient of the tokens, summed with the signs of one
+digit, is at a pixel plus or minus the gradient of their plain sum if the pixel goes to one token only; the signs spell
+the number of that token. This needs no further forward pass and finds the exact rectangle of every patch.
+
+By exchange (`coded_places`), where patches overlap or the tokens have been mixed: some patches of an image are moved
+towards those of another, chosen by one binary digit of their row or column. A token that moves with them has this
+digit. The digits are those of a Gray code: two neighbours, which a token may both see, differ in one digit only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+Grid = tuple[int, int]
+Span = tuple[int, int]  # first pixel, and the one behind the last
+PURE = 0.9  # how nearly a pixel must go to one token only
+STILL = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the largest change: a smaller one is rounding
+
+
+@dataclass(frozen=True)
+class Places:
+    """The token of each patch, row by row, and the pixels of each row and column of patches."""
+
+    grid: Grid
+    tokens: tuple[int, ...]
+    rows: tuple[Span, ...] = ()
+    columns: tuple[Span, ...] = ()
+
+    @property
+    def patch(self) -> tuple[int, int] | None:
+        """Pixels of one patch, down and across."""
+        if not self.rows:
+            return None
+        return max(end - start for start, end in self.rows), max(end - start for start, end in self.columns)
+
+
+# ----------------------------------------------------------------------------------------------------- by gradient
+
+
+def cut_places(tokens: Tensor, images: Tensor) -> Places | None:
+    """Where tokens [B N D] were cut from the images, exactly; None if a pixel goes to several tokens."""
+    owner = owners(tokens, images)
+    return None if owner is None else rectangles(owner, tokens.shape[1])
+
+
+def owners(tokens: Tensor, images: Tensor) -> Tensor | None:
+    """The token that each pixel goes to, [Y X] (−1: none); None if many pixels go to several tokens or to none."""
+    count = tokens.shape[1]
+    random = torch.Generator().manual_seed(2)
+    each = (tokens * torch.randn(tokens.shape[1:], generator=random).to(tokens)).sum((0, 2))  # [N]
+    numbers = torch.arange(count, device=tokens.device)
+    digits = [numbers >> k & 1 for k in range(max(1, (count - 1).bit_length()))]
+    try:
+        plain = pixel_gradient(each.sum(), images)
+        coded = [pixel_gradient((each * (1 - 2 * digit)).sum(), images) for digit in digits]
+    except RuntimeError:  # the network runs without gradients
+        return None
+    if plain is None or any(code is None for code in coded):
+        return None
+    energy = plain.square().sum((0, 1))  # [Y X]
+    signs = torch.stack([(code * plain).sum((0, 1)) for code in coded if code is not None]) / energy.clamp_min(1e-38)
+    read = energy > 1e-8 * energy.max()
+    pure = (signs.abs() > PURE).all(0)
+    if not read.any() or (read & ~pure).any():
+        return None
+    found = sum((signs[k] < 0).long() << k for k in range(len(digits)))
+    return torch.where(read, torch.as_tensor(found, device=read.device), -1)
+
+
+def pixel_gradient(end: Tensor, images: Tensor) -> Tensor | None:
+    grad = torch.autograd.grad(end, [images], retain_graph=True, allow_unused=True)[0]
+    return None if grad is None else grad.double()
+
+
+def rectangles(owner: Tensor, count: int) -> Places | None:
+    """Places whose patches are rectangles on a regular grid; None if they are not."""
+    flat = owner.flatten()
+    here = flat >= 0
+    spans = []
+    for axis in (0, 1):
+        shape = (-1, 1) if axis == 0 else (1, -1)
+        pixel = torch.arange(owner.shape[axis], device=owner.device).view(shape).expand(owner.shape).flatten()[here]
+        first = torch.full((count,), owner.numel(), device=owner.device).scatter_reduce(0, flat[here], pixel, "amin")
+        last = torch.full((count,), -1, device=owner.device).scatter_reduce(0, flat[here], pixel, "amax")
+        spans.append([(a, b + 1) for a, b in zip(first.tolist(), last.tolist())])
+    sizes = torch.bincount(flat[here], minlength=count).tolist()
+    found = {(*spans[0][token], *spans[1][token]): token for token, size in enumerate(sizes) if size}
+    rows, columns = sorted({box[:2] for box in found}), sorted({box[2:] for box in found})
+    cells = [(*row, *column) for row in rows for column in columns]
+    regular = len(found) == sum(size > 0 for size in sizes) == len(cells) and all(cell in found for cell in cells)
+    whole = all(sizes[token] == (box[1] - box[0]) * (box[3] - box[2]) for box, token in found.items())
+    if not (regular and whole and ordered(rows) and ordered(columns)):
+        return None
+    return Places((len(rows), len(columns)), tuple(found[cell] for cell in cells), tuple(rows), tuple(columns))
+
+
+def ordered(spans: list[Span]) -> bool:
+    """Whether the spans follow one another without overlap."""
+    return all(one[1] <= other[0] for one, other in pairwise(spans))
+
+
+# ----------------------------------------------------------------------------------------------------- by exchange
+
+
+def coded(images: Tensor, grid: Grid, centred: bool) -> Tensor:
+    """The first of two images moved towards the second: nowhere, everywhere, and by each digit of row and column.
+
+    Only pixels near the centres of the patches are moved, which no other token sees much of. A patch is centred in its
+    cell of the grid, or on its first pixel, as it is where a convolution reads around a pixel.
+    """
+    base, other = images[:1].detach(), (images[-1:] if len(images) > 1 else images.flip(-1)).detach()
+    size = (0.05 if images.dtype in (torch.float32, torch.float64) else 0.5) * (other - base)
+    masks: list[Tensor] = []
+    for axis in (0, 1):
+        line, near = lines(images.shape[axis - 2], grid[axis], centred)
+        shape = (-1, 1) if axis == 0 else (1, -1)
+        size = size * near.to(size).view(shape)
+        code = (line ^ line >> 1).to(images.device)
+        masks += [(code >> k & 1).to(images).view(shape) for k in reversed(range(digits(grid[axis])))]
+    return torch.cat([base, base + size, *(base + size * mask for mask in masks)])
+
+
+def lines(pixels: int, count: int, centred: bool) -> tuple[Tensor, Tensor]:
+    """The row (or column) of patches whose centre is nearest to each pixel, and whether it is near."""
+    side = pixels / count
+    centre = 0.5 if centred else 0.5 / side
+    place = (torch.arange(pixels) + 0.5) / side - centre  # whole numbers at the centres
+    line = place.round().long().clamp(0, count - 1)
+    return line, (place - line).abs() <= max(0.15, 0.501 / side)
+
+
+def digits(count: int) -> int:
+    return (count - 1).bit_length()
+
+
+def coded_places(tokens: Tensor, fine: Grid, grids: list[Grid], size: tuple[int, int]) -> Places | None:
+    """Where the tokens [V N D] of `coded` images, coded on the grid `fine`, come from.
+
+    None if they do not lie on one of these grids, each the fine one with its patches merged by powers of two.
+    """
+    plain, even, *moved = tokens.detach().double()
+    change = even - plain
+    energy = change.square().sum(-1)
+    still = STILL.get(tokens.dtype, 0.05) * energy.max().sqrt()
+    moving = (energy.sqrt() > still).nonzero().flatten()
+    if not energy.max() > 0:
+        return None
+    share = torch.stack([((one - plain) * change).sum(-1) / energy.clamp_min(1e-300) for one in moved])[:, moving]
+    for grid in grids:
+        if grid[0] * grid[1] == len(moving):
+            return decoded(moving, share, fine, grid, size)
+    return None
+
+
+def decoded(moving: Tensor, share: Tensor, fine: Grid, grid: Grid, size: tuple[int, int]) -> Places | None:
+    """The token of each cell by the digits that the tokens share; None if it is not one for each."""
+    rows, columns = share[: digits(fine[0])], share[digits(fine[0]) :]
+    row, column = number(rows[: digits(grid[0])]), number(columns[: digits(grid[1])])
+    cell = row * grid[1] + column
+    order = cell.argsort()
+    if not (row < grid[0]).all() or cell[order].tolist() != list(range(len(moving))):
+        return None
+    spans = [
+        tuple((n * side // count, (n + 1) * side // count) for n in range(count)) for side, count in zip(size, grid)
+    ]
+    return Places(grid, tuple(moving[order].tolist()), spans[0], spans[1])
+
+
+def number(share: Tensor) -> Tensor:
+    """The number that the Gray digits of each token spell, [N]."""
+    code = torch.zeros(share.shape[1], dtype=torch.long, device=share.device)
+    digit = torch.zeros_like(code)
+    for one in share:
+        low, high = one.quantile(0.1), one.quantile(0.9)
+        digit = digit ^ (one > (low + high) / 2).long()
+        code = code << 1 | digit
+    return code
