@@ -36,6 +36,8 @@ class Network(Protocol):
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def channels(self) -> int: ...
     def run(self, images: Tensor) -> Tensor: ...
     def still(self) -> AbstractContextManager[Any]: ...
 
@@ -127,7 +129,7 @@ class Reference:
 
 def noise_images(model: Network, size: tuple[int, int]) -> Tensor:
     """The two images of the layout run."""
-    noise = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, model.channels, *size, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device, model.dtype)
 
 
@@ -163,7 +165,7 @@ def find_layout(model: Network, size: tuple[int, int], given: Layout | None = No
 
 def read_geometry(model: Network, seen: Survey, size: tuple[int, int], given: Layout | None) -> Layout:
     """Everything but the read-out."""
-    grid, prefix, suffix = geometry(seen, next(iter(seen.calls), None), size)
+    grid, prefix, suffix = geometry(seen, next(iter(seen.calls), None), size, model.channels)
     found = given or Layout(grid, (size[0] // grid[0], size[1] // grid[1]), prefix, suffix=suffix, readout=())
     obstacle = find_obstacle(seen, found) if given is None else None
     if obstacle is None and head_by_head(seen, found):
@@ -214,21 +216,23 @@ def look(model: Network, images: Tensor, grad: bool) -> tuple[Survey, Tensor]:
             return seen, model.run(images)
 
 
-def geometry(seen: Survey, first: Attention | None, size: tuple[int, int]) -> tuple[tuple[int, int], int, int]:
+def geometry(
+    seen: Survey, first: Attention | None, size: tuple[int, int], channels: int = 3
+) -> tuple[tuple[int, int], int, int]:
     """Grid, and how many tokens stand before and behind the patches."""
     tokens = first.shape[3] if first is not None else 0
     grids = seen.cut.grids[::-1]
     for count, width in seen.cut.rows:  # patches cut by reshaping, embedded by a linear layer
-        side = math.isqrt(width // 3)
-        if side and width == 3 * side * side and count == (size[0] // side) * (size[1] // side):
+        side = math.isqrt(width // channels)
+        if side and width == channels * side * side and count == (size[0] // side) * (size[1] // side):
             grids.append((size[0] // side, size[1] // side))
     moving = moving_tokens(first)
     for grid in grids:
         if moving is not None and len(moving) == grid[0] * grid[1]:
             return grid, moving[0], tokens - moving[-1] - 1
-    channels = first is not None and any(first.v.shape[-1] == grid[0] * grid[1] for grid in grids)
+    across = first is not None and any(first.v.shape[-1] == grid[0] * grid[1] for grid in grids)
     for grid in grids:
-        if tokens // 2 < grid[0] * grid[1] <= tokens and not channels:
+        if tokens // 2 < grid[0] * grid[1] <= tokens and not across:
             return grid, tokens - grid[0] * grid[1], 0
     return next((grid for grid in grids if grid[0] * grid[1] > 1), (1, 1)), 0, 0
 

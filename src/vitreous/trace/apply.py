@@ -71,9 +71,9 @@ def is_called(model: Model, spec: str) -> bool:
     return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
-def as_images(images: Any) -> Any:
-    """A tensor [B 3 Y X], or a list of images."""
-    listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images)
+def as_images(images: Any, channels: int = 3) -> Any:
+    """A tensor [B channels Y X], or a list of images."""
+    listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images, channels)
     if len(listed) == 0:
         raise InputError("there are no images to explain")
     if isinstance(listed, Tensor):
