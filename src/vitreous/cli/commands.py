@@ -27,6 +27,7 @@ from vitreous.cli.arguments import (
     Saliency,
     Seed,
     SetOption,
+    Shown,
     Source,
     Target,
     Targets,
@@ -235,6 +236,7 @@ def report(
 def serve(
     model: ModelNames = None,
     weights: WeightsFiles = None,
+    channels: Shown = None,
     device: Device = None,
     memory: Memory = None,
     host: Annotated[
@@ -255,7 +257,7 @@ def serve(
 
     with limit_memory(memory):
         place = command.Place(host, port, token, allow_host or [])
-        command.run(model or [None], weights or [], device, place, browse)
+        command.run(model or [None], weights or [], channels, device, place, browse)
 
 
 @app.command()

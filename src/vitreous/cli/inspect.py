@@ -202,7 +202,7 @@ def run(sources: list[str], source: Source, place: Place, name: str, look: Look)
     files, named = find_pictures(sources, place.out)
     net = source.load()
     names = unique_names(files, place.out, f".{name}")
-    summary = Summary(net.name, place.out, named)
+    summary = Summary(net.name, place.out, named, channels=net.channels)
 
     def work(batch: Batch) -> None:
         for file, picture in batch:

@@ -167,9 +167,11 @@ def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str, channels:
             return Picture(upright(image, str(where)), name, note)
 
 
-def decode_array(opened: Path | io.BytesIO, ending: str, where: str, channels: int) -> Image.Image | Bands:
+def decode_array(
+    opened: Path | io.BytesIO, ending: str, where: str, channels: int, most: int = MOST_PIXELS
+) -> Image.Image | Bands:
     """An .npy or .npz file; for three channels, 8 bits are the image that they would be as an array."""
-    array = read_array(opened, ending, where, MOST_PIXELS * channels)
+    array = read_array(opened, ending, where, most * channels)
     if channels == 3 and array.dtype == np.uint8:
         return upright(from_array(array, where), where)
     found = fitting(array, where, channels)
