@@ -54,10 +54,9 @@ ModelNames = Annotated[list[str] | None, typer.Option("--model", "-m", help=f"{M
 WeightsFile = Annotated[str | None, typer.Option("--weights", "-w", help=WEIGHTS)]
 WeightsFiles = Annotated[list[str] | None, typer.Option("--weights", "-w", help=f"{WEIGHTS} One for each --model.")]
 ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input size: 384 or 224x448.")]
-Shown = Annotated[
-    str | None,
-    typer.Option("--channels", help="Channels that figures show: one, or three as red, green and blue; from 0: 3,2,1."),
-]
+BANDS = "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1."
+Bands = Annotated[str | None, typer.Option("--channels", "--bands", help=BANDS)]
+BandsOnly = Annotated[str | None, typer.Option("--bands", help=BANDS)]  # where --channels are those of a head
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or mps; default: the GPU if there is one.")
 ]
@@ -116,11 +115,11 @@ class Backbone:
     model: ModelName = None
     weights: WeightsFile = None
     img_size: ImageSize = None
-    channels: Shown = None
+    bands: Bands = None
     device: Device = None
 
     def load(self) -> Model:
-        return load_model(self.model, self.weights, self.device, self.img_size, channels=self.channels)
+        return load_model(self.model, self.weights, self.device, self.img_size, bands=self.bands)
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class Source(Backbone):
     memory: Memory = None
 
     def load(self) -> Model:
-        given = self.labels, self.probe, self.channels
+        given = self.labels, self.probe, self.bands
         return load_model(self.model, self.weights, self.device, self.img_size, *given)
 
     def limited(self) -> AbstractContextManager[None]:
@@ -140,6 +139,13 @@ class Source(Backbone):
         from vitreous._support.memory import limit_memory
 
         return limit_memory(self.memory)
+
+
+@dataclass(frozen=True)
+class SourceOfHead(Source):
+    """The same for a command whose --channels are those of an attention head."""
+
+    bands: BandsOnly = None
 
 
 @dataclass(frozen=True)
@@ -237,20 +243,20 @@ def load_model(
     img_size: str | None,
     labels: Path | None = None,
     probe: Path | None = None,
-    channels: str | None = None,
+    bands: str | None = None,
 ) -> Model:
     from vitreous.models.load import is_here, load
 
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
-    size, bands = parse_size(img_size), parse_channels(channels)
-    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=bands)
+    size, shown = parse_size(img_size), parse_bands(bands)
+    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown)
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model
 
 
-def parse_channels(text: str | None) -> tuple[int, ...] | None:
+def parse_bands(text: str | None) -> tuple[int, ...] | None:
     """Parse 3 or 3,2,1."""
     if text is None:
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitreous._support.optional import needs
-from vitreous.cli.arguments import load_model, parse_channels
+from vitreous.cli.arguments import load_model, parse_bands
 from vitreous.errors import OptionError, one_line
 from vitreous.version import VERSION
 
@@ -39,7 +39,7 @@ class Place:
 def run(
     models: Sequence[str | None],
     weights: Sequence[str],
-    channels: str | None,
+    bands: str | None,
     device: str | None,
     place: Place,
     browse: bool,
@@ -53,9 +53,9 @@ def run(
 
     with listen(place.host, place.port) as listening:
         files: list[str | None] = [*weights, *[None] * (len(models) - len(weights))]
-        bands = parse_channels(channels)
+        chosen = parse_bands(bands)
         loaded = [
-            (load_model(spec, file, device, None, channels=channels), Source(spec, file, bands=bands))
+            (load_model(spec, file, device, None, bands=bands), Source(spec, file, bands=chosen))
             for spec, file in zip(models, files)
         ]
         engine = Engine(loaded)

@@ -5,7 +5,9 @@ Three channels are red, green and blue, and a transform takes a PIL image; other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -171,20 +173,25 @@ def normalised(image: Bands, mean: Sequence[float], std: Sequence[float]) -> Flo
 
 @dataclass(frozen=True)
 class Scaled:
-    """Crop the centre in the shape of the input (or take the whole image), scale it (bicubic) and normalise."""
+    """Scale the short side (bicubic), crop the centre (or squeeze the whole image) and normalise.
+
+    Sides are whole pixels after scaling, as they are for RGB images.
+    """
 
     size: tuple[int, int]  # height, width
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    crop: float = 1.0  # the share of the largest centre that is kept
+    crop: float = 1.0  # the share of the scaled image that is kept
     whole: bool = False  # the image is squeezed into the shape of the input
 
     def __call__(self, image: Bands) -> Tensor:
         (wide, high), (y, x) = image.size, self.size
-        scale = min(wide / x, high / y)
-        across, down = (wide, high) if self.whole else (scale * x, scale * y)
-        across, down = across * self.crop, down * self.crop
-        box = ((wide - across) / 2, (high - down) / 2, (wide + across) / 2, (high + down) / 2)
+        down, across = (math.floor(side / self.crop + 1e-6) for side in self.size)
+        if not self.whole:
+            scale = max(across / wide, down / high)
+            across, down = max(across, int(wide * scale + 1e-6)), max(down, int(high * scale + 1e-6))
+        left, top = round((across - x) / 2), round((down - y) / 2)
+        box = left * wide / across, top * high / down, (left + x) * wide / across, (top + y) * high / down
         return normalised(image.resize((x, y), BICUBIC, box=box), self.mean, self.std)
 
 
@@ -217,11 +224,13 @@ class Called:
 
     def __call__(self, image: Bands) -> Any:
         try:
-            return self.transform(image.values())
+            return checked(self.transform(image.values()), self.channels)
         except Exception:
             if self.channels != 1 or image.deep:
                 raise
-            return self.transform(Image.fromarray(image.array[:, :, 0]))
+            with suppress(Exception):
+                return checked(self.transform(Image.fromarray(image.array[:, :, 0])), 1)
+            raise
 
 
 def flat(channels: int, side: int, value: int) -> Bands:

@@ -155,13 +155,17 @@ class Model:
 
     def _checked(self, images: Tensor) -> Tensor:
         images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4 or 0 in images.shape or (images.shape[1] != self.channels and not self._runs(images[:1])):
+        if images.ndim != 4 or 0 in images.shape or not self.takes(images):
             said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
             count = f" of {self.channels} channels" if images.ndim == 4 else ""
             raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
         if not images.is_cuda:
             refuse_infinite(images.sum())
         return images
+
+    def takes(self, images: Tensor) -> bool:
+        """Whether a tensor [B C H W] has as many channels as the network takes; if it runs on them, it does."""
+        return images.shape[1] == self.channels or self._runs(images[:1])
 
     def _runs(self, sample: Tensor) -> bool:
         """Whether the network takes a sample of other channels than was found; then these are believed."""

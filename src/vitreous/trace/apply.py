@@ -89,6 +89,8 @@ def as_images(images: Any, channels: int = 3) -> Any:
 def images_at_once(model: Model, images: Any = None) -> int:
     """The number of images to explain in one batch."""
     size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
+    if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
+        return 1  # the error is that of its preparation
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     return batch_size(model.layout_at(size).footprint[1], model.device, most)
 
