@@ -332,6 +332,9 @@ def test_tiff_with_several_deep_channels(tmp_path: Path, monkeypatch: pytest.Mon
         tmp_path / "deep.tif", (values(4).transpose(2, 0, 1) * 65535).astype(np.uint16), photometric="minisblack"
     )
     tifffile.imwrite(tmp_path / "rgba.tif", (values(4) * 65535).astype(np.uint16), photometric="rgb")
+    tifffile.imwrite(tmp_path / "rgb.tif", values(3), photometric="rgb")
+    three = Model(network(3))
+    assert off(three.prepare(tmp_path / "rgb.tif"), three.prepare((values(3) * 255).astype(np.uint8))) < 0.02
     for name in ("float", "deep", "rgba"):
         assert off(model.prepare(tmp_path / f"{name}.tif"), model.prepare(values(4))) < 1e-4, name
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vitreous.images import bands
 from vitreous.images.bands import ARRAYS, Bands, read_array
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+TIFF = (".tif", ".tiff")
 MOST_PIXELS = 100_000_000
 MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
 LEAST_SIDE = 8
@@ -160,7 +162,13 @@ def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str, channels:
         return Picture(decode_array(opened, ending, str(where), channels), name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Image.open(opened) as image:
+        try:
+            image = Image.open(opened)
+        except UnidentifiedImageError:
+            if ending not in TIFF or (channels == 3 and find_spec("tifffile") is None):
+                raise
+            return Picture(in_range(bands.read_tiff(rewound(opened), channels, str(where)), str(where)), name)
+        with image:
             if channels != 3:
                 return Picture(*decode_bands(image, opened, where, name, channels))
             note = remark(image, where)
@@ -174,20 +182,29 @@ def decode_array(
     array = read_array(opened, ending, where, most * channels)
     if channels == 3 and array.dtype == np.uint8:
         return upright(from_array(array, where), where)
-    found = fitting(array, where, channels)
-    if channels == 3 and array.dtype.kind == "f" and (found.array.min() < 0 or found.array.max() > 1):
-        raise InputError(f"{where}: colours as floats are values in 0…1, these reach {array.max():.4g}; divide them")
+    return in_range(fitting(array, where, channels), where)
+
+
+def in_range(found: Bands, where: str) -> Bands:
+    """Raise for red, green and blue as floats that are not in 0…1; other channels may have any values."""
+    if found.channels == 3 and found.array.dtype.kind == "f" and (found.array.min() < 0 or found.array.max() > 1):
+        top = f"{found.array.max():.4g}"
+        raise InputError(f"{where}: colours as floats are values in 0…1, these reach {top}; divide them first")
     return found
+
+
+def rewound(opened: Path | io.BytesIO) -> Path | io.BytesIO:
+    if not isinstance(opened, Path):
+        opened.seek(0)
+    return opened
 
 
 def decode_bands(
     image: Image.Image, opened: Path | io.BytesIO, where: Path | Stored, name: str, channels: int
 ) -> tuple[Bands, str, str | None]:
     if bands.beyond_pillow(image, channels):
-        if not isinstance(opened, Path):
-            opened.seek(0)
         check_size(*image.size, str(where))
-        return bands.read_tiff(opened, channels, str(where)), name, None
+        return bands.read_tiff(rewound(opened), channels, str(where)), name, None
     found, _, note = ready(image, str(where), channels)
     frames = getattr(image, "n_frames", 1)
     return found, name, remark(image, where) if frames > 1 else note
