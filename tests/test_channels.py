@@ -23,7 +23,7 @@ from vitreous import Model
 from vitreous.errors import InputError, ModelError, OptionError
 from vitreous.evaluation.study.run import run_study
 from vitreous.images import pictures
-from vitreous.images.bands import Bands
+from vitreous.images.bands import Bands, check_bands
 from vitreous.images.preprocess import scaled
 from vitreous.models.libraries import huggingface
 from vitreous.models.probe.evaluate import evaluate as evaluate_probe
@@ -163,11 +163,11 @@ def test_metrics_fill_every_channel(thirteen: Model) -> None:
 
 @pytest.mark.parametrize("canvas", ["fourier", "pixel"])
 def test_maximize(thirteen: Model, grey: Model, canvas: str) -> None:
-    still: dict[str, Any] = {"jitter": 0, "scale": 0, "rotate": 0, "noise": 0, "colour": 0}
+    still: dict[str, Any] = {"jitter": 0, "scale": 0.0, "rotate": 0.0, "noise": 0.0, "colour": 0.0}
     views = vitreous.maximize(thirteen, "class:1", steps=1, canvas=canvas)
     assert views.activation.isfinite().all()
     for model, count in ((thirteen, 13), (grey, 1)):
-        found = vitreous.maximize(model, "class:1", steps=3, canvas=canvas, copies=1, tv=0, continuity=0, **still)
+        found = vitreous.maximize(model, "class:1", steps=3, canvas=canvas, copies=1, tv=0.0, continuity=0.0, **still)
         assert found.images.shape == (1, count, SIDE, SIDE) and found.final > found.start
         shown = np.asarray(found.picture())
         bands = (3, 2, 1) if count == 13 else (0, 0, 0)
@@ -234,6 +234,9 @@ def test_all_files_of_one_image_are_the_same_input(tmp_path: Path, channels: int
 def test_the_scale_of_the_values(grey: Model) -> None:
     for array in (np.full((9, 9), 51, np.uint8), np.full((9, 9), 13107, ">u2"), np.full((9, 9), 0.2, np.float16)):
         assert torch.allclose(grey.prepare(array), torch.tensor((0.2 - 0.5) / 0.5), atol=1e-3)
+    assert len(grey.prepare(np.zeros((3, 40, 50), np.uint8))) == 3, "a batch of grey images"
+    with pytest.raises(InputError, match=r"image 0: an array of shape \[40, 50, 3\] is not an image of 1 channel"):
+        grey.prepare(np.zeros((40, 50, 3), np.uint8))
     assert grey.prepare(np.full((9, 9), 3.0)).mean() == pytest.approx(5.0), "floats are taken as they are"
 
 
@@ -380,6 +383,12 @@ def test_own_preprocessing_takes_an_array_or_a_grey_image() -> None:
     assert torch.equal(Model(network(1), of_image).prepare(eight)[0], of_image(Image.fromarray(eight)))
     with pytest.raises(ModelError, match=r"must turn an array \[H, W, 4\] into a float tensor \[4, H, W\]"):
         _ = Model(network(4), lambda array: torch.zeros(3, 8, 8)).size
+    unknown = Model(Cut(5, 8, states=False), lambda image: torch.zeros(3, SIDE, SIDE), classifier=True)
+    assert unknown.size == (SIDE, SIDE)
+    with pytest.raises(
+        ModelError, match=r"given for 3 channels, the images have 5; .*Model\(net, preprocess, channels=5"
+    ):
+        vitreous.explain(unknown, torch.rand(1, 5, SIDE, SIDE), "gradient", 1).view()
 
 
 # ------------------------------------------------------------------------------------------------------- what is shown
@@ -418,7 +427,7 @@ def test_a_map_is_drawn_on_any_image_that_is_given(thirteen: Model, tmp_path: Pa
 @pytest.mark.parametrize("bands", [(1, 2), (0, 1, 13), (0, 1, -1), "012", (True, 1, 2), 1.5])
 def test_bands_that_are_not_there(bands: Any) -> None:
     with pytest.raises(OptionError, match=r"give one channel or three of this model's 13 \(0 to 12\)"):
-        Model(network(13), bands=bands)
+        check_bands(bands, 13)
 
 
 # --------------------------------------------------------------------------------- the command line, studies and probes
@@ -510,7 +519,7 @@ def test_the_page_takes_arrays_and_refuses_samples() -> None:
     assert seen["classes"][0]["probability"] == pytest.approx(best, abs=1e-4)
     assert client.get(f"/api/images/{sent.json()['id']}/view?model=m13").headers["content-type"] == "image/webp"
     other = client.post("/api/predict", json={"model": "m1", "image": sent.json()["id"]})
-    assert other.status_code == 415 and "m1 takes images of 1 channels" in other.json()["detail"]
+    assert other.status_code == 415 and "m1 takes images of 1 channel," in other.json()["detail"]
     grey = io.BytesIO()
     Image.fromarray((values(1)[..., 0] * 65535).astype(np.uint16)).save(grey, "TIFF")
     sent = send("x.tif", grey.getvalue()).json()

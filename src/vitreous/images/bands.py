@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -146,7 +147,7 @@ def count(channels: int) -> str:
 
 
 @contextmanager
-def opened(source: Path | IO[bytes], ending: str, name: str) -> Iterator[IO[bytes]]:
+def opened(source: Path | io.BytesIO, ending: str, name: str) -> Iterator[IO[bytes]]:
     """The .npy data of a file, or of the only array of an .npz file, or of the one named `image`."""
     if ending == ".npy":
         with source.open("rb") if isinstance(source, Path) else source as file:
@@ -161,7 +162,7 @@ def opened(source: Path | IO[bytes], ending: str, name: str) -> Iterator[IO[byte
             yield file
 
 
-def read_array(source: Path | IO[bytes], ending: str, name: str, most: int) -> np.ndarray:
+def read_array(source: Path | io.BytesIO, ending: str, name: str, most: int) -> np.ndarray:
     """Read an .npy or .npz file of at most `most` numbers as data, never as code."""
     from numpy.lib import format as npy
 
@@ -208,7 +209,7 @@ def beyond_pillow(image: Image.Image, channels: int) -> bool:
     return MODES.get(image.mode) != channels or max(bits) > 8
 
 
-def read_tiff(source: Path | IO[bytes], channels: int, name: str) -> Bands:
+def read_tiff(source: Path | io.BytesIO, channels: int, name: str) -> Bands:
     """A TIFF file whose channels Pillow does not read: several of 16 bits or floats, or more than four."""
     try:
         import tifffile

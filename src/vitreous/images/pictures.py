@@ -335,7 +335,8 @@ def as_list(images: Any, channels: int = 3) -> Sequence[Any]:
         if array is None or array.ndim < 2:
             raise InputError(f"an array of shape {list(np.shape(images))} is not an image; give [Y, X, {channels}]")
         if channels != 3:
-            return [array] if array.ndim == 2 or (array.ndim == 3 and channels in array.shape[::2]) else list(array)
+            grey = channels == 1 and array.ndim == 3 and 1 not in array.shape[::2] and array.shape[2] > 4  # [B Y X]
+            return list(array) if array.ndim > 3 or grey else [array]
         one = array.ndim == 2 or (array.ndim == 3 and (array.shape[-1] in (1, 3, 4) or array.shape[0] == 3))
         return [array] if one else list(array)
     if isinstance(images, Iterable) and not isinstance(images, bytes):

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import InputError, ModelError, one_line
-from vitreous.images.bands import Bands, picked, stretched, usual_bands
+from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -37,12 +37,13 @@ class Preprocess:
     std: Sequence[float]
     bands: tuple[int, ...] | None = None  # the channels that are shown, in grey or as red, green and blue
     known: bool = True  # mean and std undo it
+    own: bool = False  # a user's, whose steps nothing else can stand in for
 
     def __call__(self, image: Image.Image | Bands) -> Float[Tensor, "channels Y X"]:
         if isinstance(image, Bands) and self.channels == 3:
             return self._deep(image)
         if not isinstance(image, Bands) and self.channels != 3:
-            raise InputError(f"the model takes {self.channels} channels, which an RGB image does not have")
+            raise InputError(f"the model takes {count(self.channels)}, which an RGB image does not have")
         return checked(self.transform(image), self.channels)
 
     @property
@@ -209,7 +210,10 @@ def scaled(
 
 
 def refitted(found: Preprocess, channels: int, bands: tuple[int, ...] | None) -> Preprocess:
-    """The same for another number of channels, and with other channels shown."""
+    """The same for another number of channels, and with other channels shown; raises if it has its own way."""
+    if found.channels != channels and found.own:
+        said = f"the preprocessing was given for {count(found.channels)}, the images have {channels}"
+        raise ModelError(f"{said}; say so with it: Model(net, preprocess, channels={channels})")
     if found.channels != channels:
         found = scaled(found.size, found.mean, found.std, channels)
     return replace(found, bands=bands)

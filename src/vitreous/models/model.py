@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -77,10 +77,12 @@ class Model:
         """How an image becomes its input."""
         if not isinstance(self._preprocess, preprocess.Preprocess):
             given = self._preprocess
-            self._preprocess = self.library.preprocess(self.module) if given is None else adapt(given, self.channels)
-        if self._preprocess.channels != self.channels or self._preprocess.bands != self.bands:
-            self._preprocess = preprocess.refitted(self._preprocess, self.channels, self.bands)
-        return self._preprocess
+            found = self.library.preprocess(self.module) if given is None else adapt(given, self.channels)
+            self._preprocess = found if given is None else replace(found, own=True)
+        found = self._preprocess
+        if found.channels != self.channels or found.bands != self.bands:
+            self._preprocess = found = preprocess.refitted(found, self.channels, self.bands)
+        return found
 
     @property
     def channels(self) -> int:

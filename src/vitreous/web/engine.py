@@ -27,6 +27,7 @@ from vitreous.attribution import Attribution
 from vitreous.capture.attention import Attention
 from vitreous.images import pictures
 from vitreous.images.bands import Bands
+from vitreous.images.bands import count as spelt
 from vitreous.images.pictures import Picture
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
@@ -173,7 +174,7 @@ class Engine:
             found = pictures.read(self.samples[image], channels=count)
             self.images.put(kept_as(image, count), found, weight(found))
         if found is None and served is not None and self._held(image):
-            said = f"{served.name} takes images of {count} channels, which this one does not have"
+            said = f"{served.name} takes images of {spelt(count)}, which this one does not have"
             raise Problem(415, f"{said}; send another, e.g. an array as .npy")
         if found is None:
             raise gone()

@@ -129,7 +129,7 @@ def of_bands(net: Any, processor: Any, size: Size) -> Preprocess:
 
 
 def listed(values: Any) -> list[float]:
-    return [values] if isinstance(values, int | float) else list(values)
+    return [float(value) for value in ([values] if isinstance(values, int | float) else values)]
 
 
 def saved_processor(name: str, local: bool) -> Any:
