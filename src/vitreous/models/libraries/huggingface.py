@@ -104,12 +104,13 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
 def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
     """The image processor saved with the network, or else the usual one of its architecture at the network's size."""
     saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
+    kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     if (channels(net) or 3) != 3:
-        return of_bands(net, saved, size or own_size(net) or (224, 224))
+        steps = usual_processor(kind) if saved is None else saved
+        return of_bands(net, steps, size or own_size(net) or (224, 224))
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
     size = size or own_size(net) or (224, 224)
-    kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     usual = usual_processor(kind)
     return cropped(size, *IMAGENET) if usual is None else resized(usual, size)
 
