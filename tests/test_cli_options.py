@@ -26,10 +26,14 @@ DIFFERENT = {  # the same word for something else
         "Seed of the start and of the random views. Repeated: one image for each.",
     },
     "--steps": {"Steps of the ascent.", "Number of shares, from 0 on."},
+    "--channels": {  # of the images, and in `inspect qk` of an attention head
+        "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1.",
+        "Show these channels: 26,59.",
+    },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }
 ORDER = (
-    *("--model", "--weights", "--img-size", "--device", "--labels", "--probe", "--memory"),
+    *("--model", "--weights", "--img-size", "--bands", "--device", "--labels", "--probe", "--memory"),
     *("--method", "--metrics", "--set", "--target", "--masks"),
     *("--limit", "--sample", "--seed", "--engine", "--workers", "--address", "--gpus", "--batch", "--shard"),
     *("--out", "--format", "--json"),

@@ -39,7 +39,9 @@ def canonical(requirement: str) -> str:
 
 CORE = {canonical(one) for one in PROJECT["dependencies"]}
 EXTRAS = {name: {canonical(one) for one in some} for name, some in PROJECT["optional-dependencies"].items()}
-OPTIONAL = EXTRAS["hf"] | EXTRAS["clip"] | EXTRAS["web"] | EXTRAS["ray"]  # what users install; not dev, docs, bench
+OPTIONAL = (
+    EXTRAS["hf"] | EXTRAS["clip"] | EXTRAS["web"] | EXTRAS["ray"] | EXTRAS["tiff"]
+)  # what users install; not dev, docs, bench
 
 
 def imports_of(file: Path, source: str) -> Iterator[Import]:

@@ -36,10 +36,11 @@ def explain(
 ) -> Attribution:
     """Explain images with one method.
 
-    `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (used as it is), or a
-    `Trace`, so that several methods share one forward pass. `method`: a name, with its `options` as keywords (see
-    `vitreous methods NAME`), or a configured method such as `vitreous.methods.rollout(discard=0.9)`. `target`: a class
-    number or name, "top-1" (the default), "a-b" (a rather than b), or a list with one target per image.
+    `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (used as it is; of as many
+    channels as the model takes), or a `Trace`, so that several methods share one forward pass. `method`: a name, with
+    its `options` as keywords (see `vitreous methods NAME`), or a configured method such as
+    `vitreous.methods.rollout(discard=0.9)`. `target`: a class number or name, "top-1" (the default), "a-b" (a rather
+    than b), or a list with one target per image.
     """
     return explain_all(model, images, method, [target], options)[0]
 
@@ -72,7 +73,7 @@ def explain_all(
     if isinstance(images, engine.Trace):
         return attribute_all(of_model(images, model), declared, targets, values)
     wrapped = as_model(model)
-    listed = as_images(images)
+    listed = as_images(images, wrapped.channels)
     targets = [each_of(target) for target in targets]
     for target in targets:
         if per_image(target) and len(target) != len(listed):

@@ -19,6 +19,7 @@ from torch import Tensor
 from vitreous._support.files import FIGURES, write_whole
 from vitreous.errors import InputError, OptionError, TargetError, one_line
 from vitreous.images import pictures
+from vitreous.images.bands import Bands
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.model import Model
 from vitreous.registry import Method
@@ -40,7 +41,8 @@ class Views:
 
     @classmethod
     def of(cls, images: Any, model: Model) -> Views:
-        return cls(images if isinstance(images, Tensor) else pictures.as_list(images), model.preprocess)
+        listed = images if isinstance(images, Tensor) else pictures.as_list(images, model.channels)
+        return cls(listed, model.preprocess)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -49,7 +51,7 @@ class Views:
         source = self.sources[index]
         if isinstance(source, Tensor) and source.is_floating_point():
             return Image.fromarray((self.preprocess.colours(source) * 255).round().astype(np.uint8))
-        return self.preprocess.view(pictures.read(source, index).image)
+        return self.preprocess.view(pictures.read(source, index, self.preprocess.channels).image)
 
     def name(self, index: int) -> str:
         source = self.sources[index]
@@ -131,8 +133,7 @@ class Attribution:
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
         """The image to draw on: the given one, or the one that was explained, cropped to what the model saw."""
         if image is not None:
-            picture = pictures.read(image).image
-            return picture if self.views is None else self.views.preprocess.view(picture)
+            return drawn_on(image, None if self.views is None else self.views.preprocess)
         if self.views is None:
             raise InputError("this attribution was loaded from a file without its image; give one: overlay(image)")
         return self.views[index]
@@ -177,6 +178,19 @@ class Attribution:
         from vitreous.plot.figure import attribution_figure, png_bytes
 
         return png_bytes(attribution_figure(self))
+
+
+def drawn_on(image: Any, steps: Preprocess | None) -> Image.Image:
+    """An image that a user gives to draw on: RGB, or of the channels that the model takes."""
+    try:
+        picture = pictures.read(image, channels=3 if steps is None else steps.channels).image
+    except InputError:
+        if steps is None or steps.channels == 3:
+            raise
+        picture = pictures.read(image).image
+    if steps is not None:
+        return steps.view(picture)
+    return picture.shown() if isinstance(picture, Bands) else picture
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-Images = Float[Tensor, "B 3 Y X"]
+Images = Float[Tensor, "B channels Y X"]
 Map = Float[Tensor, "B rows columns"]  # patches or pixels
 Tokens = Float[Tensor, "B N D"]
 Heads = Float[Tensor, "B H N d"]

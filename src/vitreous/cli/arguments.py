@@ -54,6 +54,9 @@ ModelNames = Annotated[list[str] | None, typer.Option("--model", "-m", help=f"{M
 WeightsFile = Annotated[str | None, typer.Option("--weights", "-w", help=WEIGHTS)]
 WeightsFiles = Annotated[list[str] | None, typer.Option("--weights", "-w", help=f"{WEIGHTS} One for each --model.")]
 ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input size: 384 or 224x448.")]
+BANDS = "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1."
+Bands = Annotated[str | None, typer.Option("--channels", "--bands", help=BANDS)]
+BandsOnly = Annotated[str | None, typer.Option("--bands", help=BANDS)]  # where --channels are those of a head
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or mps; default: the GPU if there is one.")
 ]
@@ -112,10 +115,11 @@ class Backbone:
     model: ModelName = None
     weights: WeightsFile = None
     img_size: ImageSize = None
+    bands: Bands = None
     device: Device = None
 
     def load(self) -> Model:
-        return load_model(self.model, self.weights, self.device, self.img_size)
+        return load_model(self.model, self.weights, self.device, self.img_size, bands=self.bands)
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,21 @@ class Source(Backbone):
     memory: Memory = None
 
     def load(self) -> Model:
-        return load_model(self.model, self.weights, self.device, self.img_size, self.labels, self.probe)
+        given = self.labels, self.probe, self.bands
+        return load_model(self.model, self.weights, self.device, self.img_size, *given)
 
     def limited(self) -> AbstractContextManager[None]:
         """Apply the memory limit within this context."""
         from vitreous._support.memory import limit_memory
 
         return limit_memory(self.memory)
+
+
+@dataclass(frozen=True)
+class SourceOfHead(Source):
+    """The same for a command whose --channels are those of an attention head."""
+
+    bands: BandsOnly = None
 
 
 @dataclass(frozen=True)
@@ -231,15 +243,26 @@ def load_model(
     img_size: str | None,
     labels: Path | None = None,
     probe: Path | None = None,
+    bands: str | None = None,
 ) -> Model:
     from vitreous.models.load import is_here, load
 
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
-    model = load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe)
+    size, shown = parse_size(img_size), parse_bands(bands)
+    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown)
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model
+
+
+def parse_bands(text: str | None) -> tuple[int, ...] | None:
+    """Parse 3 or 3,2,1."""
+    if text is None:
+        return None
+    if re.fullmatch(r"\d+(,\d+,\d+)?", text.replace(" ", "")) is None:
+        raise OptionError(f"--channels {text}: write one channel number or three, from 0, e.g. 3 or 3,2,1")
+    return tuple(int(part) for part in text.split(","))
 
 
 def parse_size(text: str | None) -> int | tuple[int, int] | None:

@@ -67,7 +67,7 @@ def run(
     files, named = find_pictures(sources, out)
     model = load()
     names = unique_names(files, out, ENDING)
-    summary = Summary(model.name, out, named)
+    summary = Summary(model.name, out, named, channels=model.channels)
 
     def work(batch: Batch) -> None:
         pictures = [picture for _, picture in batch]

@@ -11,6 +11,7 @@ import typer
 from vitreous.cli.arguments import (
     OUT,
     AsJson,
+    Bands,
     Cells,
     Choice,
     DataSet,
@@ -235,6 +236,7 @@ def report(
 def serve(
     model: ModelNames = None,
     weights: WeightsFiles = None,
+    bands: Bands = None,
     device: Device = None,
     memory: Memory = None,
     host: Annotated[
@@ -255,7 +257,7 @@ def serve(
 
     with limit_memory(memory):
         place = command.Place(host, port, token, allow_host or [])
-        command.run(model or [None], weights or [], device, place, browse)
+        command.run(model or [None], weights or [], bands, device, place, browse)
 
 
 @app.command()

@@ -65,7 +65,7 @@ def run(
     model = load()
     targets = None if target is None else split_targets(target, model)
     names = unique_names(files, out)
-    summary = Summary(model.name, out, named)
+    summary = Summary(model.name, out, named, channels=model.channels)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:

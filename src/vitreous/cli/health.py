@@ -16,7 +16,7 @@ from vitreous.errors import explained
 from vitreous.version import VERSION
 
 IMPORTED = {"pillow": "PIL", "open-clip-torch": "open_clip"}  # where it is not the package's own name
-USERS = ("hf", "clip", "web", "ray")  # the extras that users install
+USERS = ("hf", "clip", "web", "ray", "tiff")  # the extras that users install
 CLOSE = 1e-3  # how far a device's map may differ from the CPU's, relative to its largest value
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import OUT, AsJson, Cells, Images, OutFolder, Source, grouped
+from vitreous.cli.arguments import OUT, AsJson, Cells, Images, OutFolder, Source, SourceOfHead, grouped
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def layers(
 def qk(
     images: Images,
     *,
-    source: Source,
+    source: SourceOfHead,
     layer: OneLayer = "-1",
     head: Annotated[str, typer.Option("--head", help="Attention head from 0; or all.")] = "0",
     channels: Annotated[str | None, typer.Option("--channels", "-c", help="Show these channels: 26,59.")] = None,
@@ -202,7 +202,7 @@ def run(sources: list[str], source: Source, place: Place, name: str, look: Look)
     files, named = find_pictures(sources, place.out)
     net = source.load()
     names = unique_names(files, place.out, f".{name}")
-    summary = Summary(net.name, place.out, named)
+    summary = Summary(net.name, place.out, named, channels=net.channels)
 
     def work(batch: Batch) -> None:
         for file, picture in batch:

@@ -77,7 +77,7 @@ def train(
             typer.secho("note: run the same command again to resume from here", err=True, fg="yellow")
         raise
     given = {"--model": backbone.model, "--weights": backbone.weights, "--img-size": backbone.img_size}
-    given["--probe"] = str(out)
+    given |= {"--channels": backbone.bands, "--probe": str(out)}
     tell_trained(report, [word for pair in given.items() if pair[1] is not None for word in pair if word], as_json)
 
 

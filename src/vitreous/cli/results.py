@@ -35,6 +35,7 @@ class Summary:
     done: list[dict[str, Any]] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
+    channels: int = 3  # that the model takes
 
     def is_named(self, image: str) -> bool:
         """Whether this image was named on the command line, rather than found in a folder."""
@@ -64,7 +65,7 @@ def read_batches(files: list[Path], summary: Summary, size: int = BATCH) -> Iter
     batch: Batch = []
     for file in files:
         try:
-            picture = pictures.open_file(file)
+            picture = pictures.open_file(file, summary.channels)
         except InputError as error:
             summary.failed.append({"image": str(file), "reason": str(error)})
             continue
@@ -124,8 +125,8 @@ def unique_names(files: list[Path], out: Path, ending: str = "") -> dict[Path, s
         distinct = [name for name, level in zip(spellings(file), levels) if level[name.lower()] == 1]
         for name in chain(distinct, (f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
             figure, maps = result_files(out, name + ending)
-            place = os.path.abspath(figure).lower()
-            if place not in taken and (maps.is_file() or not figure.exists()):
+            place, beside = (os.path.abspath(path).lower() for path in (figure, maps))
+            if place not in taken and beside not in taken and (maps.is_file() or not figure.exists()):
                 taken.add(place)
                 names[file] = name
                 break

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitreous._support.optional import needs
-from vitreous.cli.arguments import load_model
+from vitreous.cli.arguments import load_model, parse_bands
 from vitreous.errors import OptionError, one_line
 from vitreous.version import VERSION
 
@@ -36,7 +36,14 @@ class Place:
     names: Sequence[str]  # host names that others may use for this server
 
 
-def run(models: Sequence[str | None], weights: Sequence[str], device: str | None, place: Place, browse: bool) -> None:
+def run(
+    models: Sequence[str | None],
+    weights: Sequence[str],
+    bands: str | None,
+    device: str | None,
+    place: Place,
+    browse: bool,
+) -> None:
     check(models, weights, place)
     uvicorn = needs("uvicorn", "web")
     needs("fastapi", "web")
@@ -46,7 +53,11 @@ def run(models: Sequence[str | None], weights: Sequence[str], device: str | None
 
     with listen(place.host, place.port) as listening:
         files: list[str | None] = [*weights, *[None] * (len(models) - len(weights))]
-        loaded = [(load_model(spec, file, device, None), Source(spec, file)) for spec, file in zip(models, files)]
+        chosen = parse_bands(bands)
+        loaded = [
+            (load_model(spec, file, device, None, bands=bands), Source(spec, file, bands=chosen))
+            for spec, file in zip(models, files)
+        ]
         engine = Engine(loaded)
         engine.warm()
         config = uvicorn.Config(create_app(engine, hosts=allowed(place), token=place.token), **settings())

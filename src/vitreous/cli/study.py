@@ -14,6 +14,7 @@ from vitreous.cli.arguments import (
     BATCH,
     OUT,
     AsJson,
+    Bands,
     Choice,
     DataSet,
     Device,
@@ -46,6 +47,7 @@ class Sources:
     model: ModelNames = None
     weights: WeightsFiles = None
     img_size: ImageSize = None
+    bands: Bands = None
     device: Device = None
     labels: LabelsFile = None
     probe: ProbeFile = None
@@ -229,7 +231,7 @@ def split(target: str | None) -> Any:
 
 def models(sources: Sources) -> list[Any]:
     """A model for each --model; --weights are paired with them in order."""
-    from vitreous.cli.arguments import parse_size
+    from vitreous.cli.arguments import parse_bands, parse_size
     from vitreous.evaluation.study.plan import Source
 
     names: list[str | None] = [*sources.model] if sources.model else [None]
@@ -238,6 +240,7 @@ def models(sources: Sources) -> list[Any]:
         names *= len(weights)
     if weights and len(weights) != len(names):
         raise OptionError(f"{len(weights)} --weights for {len(names)} --model; give one for each, in the same order")
-    size = parse_size(sources.img_size)
+    size, bands = parse_size(sources.img_size), parse_bands(sources.bands)
     labels, probe = (None if file is None else str(file) for file in (sources.labels, sources.probe))
-    return [Source(name, file, size, labels, probe) for name, file in zip(names, weights or [None] * len(names))]
+    pairs = zip(names, weights or [None] * len(names))
+    return [Source(name, file, size, labels, probe, bands=bands) for name, file in pairs]

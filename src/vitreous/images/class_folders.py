@@ -20,14 +20,16 @@ from torch import Tensor
 
 from vitreous.errors import InputError, nearest
 from vitreous.images import pictures
-from vitreous.images.preprocess import BICUBIC, UNKNOWN, Preprocess
+from vitreous.images import preprocess as steps_of
+from vitreous.images.bands import Bands
+from vitreous.images.preprocess import BICUBIC, Preprocess
 
 WORKERS = min(8, os.cpu_count() or 1)
 AREA = (0.08, 1.0)  # share of the image that a random crop keeps
 ASPECT = (3 / 4, 4 / 3)
 TRIES = 10
-Made = Float[Tensor, "3 Y X"]
-Make = Callable[[Image.Image, int], Made]  # turns an image and its number into a tensor
+Made = Float[Tensor, "channels Y X"]
+Make = Callable[[Image.Image | Bands, int], Made]  # turns an image and its number into a tensor
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
 
 
 def images_in(folder: Path) -> list[Path]:
-    return sorted(file for file in pictures.visible(folder) if file.suffix.lower() in pictures.ENDINGS)
+    return pictures.images_below(folder)
 
 
 def split(folder: ImageFolder, share: float, seed: int) -> tuple[list[int], list[int]]:
@@ -102,8 +104,8 @@ def split(folder: ImageFolder, share: float, seed: int) -> tuple[list[int], list
 class Reader:
     """Reads images of a folder by their numbers. Unreadable ones are left out, with the reason in `skipped`."""
 
-    def __init__(self, folder: ImageFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: ImageFolder, channels: int = 3) -> None:
+        self.folder, self.channels = folder, channels
         self.skipped: dict[int, str] = {}
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="vitreous-read")
 
@@ -118,7 +120,7 @@ class Reader:
         if number in self.skipped:
             return self.skipped[number]
         try:
-            image = pictures.open_file(self.folder.files[number]).image
+            image = pictures.open_file(self.folder.files[number], self.channels).image
         except InputError as error:
             return str(error)
         return make(image, number)
@@ -155,7 +157,7 @@ class Reader:
         why = None
         for number in numbers:
             try:
-                pictures.open_file(self.folder.files[number])
+                pictures.open_file(self.folder.files[number], self.channels)
                 return None
             except InputError as error:
                 why = why or str(error)
@@ -178,7 +180,7 @@ class Reader:
 def augmentation(steps: Preprocess, seed: int, epoch: int) -> Make:
     """Random crops in the model's size and colours, half of them mirrored; another for each image and epoch."""
 
-    def make(image: Image.Image, number: int) -> Made:
+    def make(image: Image.Image | Bands, number: int) -> Made:
         chance = random.Random(f"crop {seed} {epoch} {number}")
         high, wide = steps.size
         image = image.resize((wide, high), BICUBIC, box=random_box(*image.size, chance))
@@ -202,11 +204,13 @@ def random_box(wide: int, high: int, chance: random.Random) -> tuple[float, floa
     return (wide - w) / 2, (high - h) / 2, (wide + w) / 2, (high + h) / 2
 
 
-def normalised(image: Image.Image, steps: Preprocess) -> Made:
+def normalised(image: Image.Image | Bands, steps: Preprocess) -> Made:
     """Normalise an image of the right size; run the whole preprocessing if its colours are unknown."""
     mean, std = tuple(steps.mean), tuple(steps.std)
-    if (mean, std) == UNKNOWN:
+    if not any(mean) and set(std) == {1}:
         return steps(image)
+    if isinstance(image, Bands):
+        return steps_of.normalised(image, mean, std)
     x = torch.from_numpy(np.array(image, dtype=np.float32) / 255).permute(2, 0, 1)  # [3 Y X]
     mean_, std_ = (torch.tensor(c, dtype=torch.float32)[:, None, None] for c in (mean, std))
     return (x - mean_) / std_

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vitreous.errors import InputError
 from vitreous.images import pictures, saved_datasets, tars
+from vitreous.images.bands import ARRAYS
 from vitreous.images.entries import LABEL, Found, read_label, some, stamp_file
 from vitreous.images.pictures import Stored
 
@@ -38,8 +39,8 @@ class Sample:
     label: int | str | None = None  # a class number, or a name that is yet to be found in the model
     mask: Path | Box | Stored | None = None
 
-    def open(self) -> pictures.Picture:
-        return pictures.read(self.image)
+    def open(self, channels: int = 3) -> pictures.Picture:
+        return pictures.read(self.image, channels=channels)
 
     @property
     def stamp(self) -> str:
@@ -295,6 +296,6 @@ class Places:
             self._stems = {}
             for folder in (self.root / "images", self.root):
                 for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-                    if file.suffix.lower() in pictures.ENDINGS:
+                    if file.suffix.lower() in pictures.ENDINGS | ARRAYS:
                         self._stems.setdefault(file.stem, file)
         return self._stems

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitreous.errors import InputError, one_line
 from vitreous.images import pictures
+from vitreous.images.bands import ARRAYS, read_array
 from vitreous.images.preprocess import Box, Preprocess
 
 Mask = Bool[Tensor, "Y X"]
@@ -38,12 +39,12 @@ def list_masks(given: Any, count: int) -> list[Any]:
     return listed
 
 
-def check_masks(given: Any, images: Any) -> list[Any]:
+def check_masks(given: Any, images: Any, channels: int = 3) -> list[Any]:
     """Read every mask once, so that an error is raised now and not after hours of work."""
     listed = list_masks(given, len(images))
     for i, mask in enumerate(listed):
         if mask is not None:
-            draw(mask, images[i], i)
+            draw(mask, images[i], i, channels)
     return listed
 
 
@@ -57,15 +58,15 @@ def read_mask(given: Any, image: Any, preprocess: Preprocess, size: tuple[int, i
     """Read a file, a PIL image, an array [Y X] or a box (left, top, right, bottom), as the model sees it."""
     if given is None:
         return None
-    drawn, seen = draw(given, image, number)
+    drawn, seen = draw(given, image, number, preprocess.channels)
     left, top, right, bottom = (0.0, 0.0, *seen) if is_ready(image) else preprocess.box(seen)
     across, down = drawn.shape[1] / seen[0], drawn.shape[0] / seen[1]
     return cut(drawn, (left * across, top * down, right * across, bottom * down), size)
 
 
-def draw(given: Any, image: Any, number: int) -> tuple[Drawn, tuple[int, int]]:
+def draw(given: Any, image: Any, number: int, channels: int) -> tuple[Drawn, tuple[int, int]]:
     """A mask in its own resolution, and the (width, height) of its image."""
-    seen = (image.shape[-1], image.shape[-2]) if is_ready(image) else pictures.read(image, number).image.size
+    seen = (image.shape[-1], image.shape[-2]) if is_ready(image) else pictures.read(image, number, channels).image.size
     drawn = draw_box(given, seen, number) if is_box(given) else open_mask(given, number)
     check_shape((drawn.shape[1], drawn.shape[0]), seen, number)
     return drawn, seen
@@ -126,6 +127,9 @@ def open_mask(given: Any, number: int) -> Drawn:
     try:
         if isinstance(given, Image.Image):
             return from_image(given)
+        if isinstance(given, str | Path) and Path(given).suffix.lower() in ARRAYS:
+            ending = Path(given).suffix.lower()
+            return from_array(read_array(Path(given), ending, str(given), pictures.MOST_PIXELS), number)
         with Image.open(io.BytesIO(given.read_bytes()) if isinstance(given, pictures.Stored) else given) as opened:
             return from_image(opened)
     except FileNotFoundError:

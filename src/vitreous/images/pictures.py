@@ -1,4 +1,7 @@
-"""Read images: a path, a PIL image or a uint8 array becomes an upright RGB image, or one clear error."""
+"""Read images: a path, a PIL image or a uint8 array becomes an upright RGB image, or one clear error.
+
+For models with another number of channels than three they become `Bands`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from vitreous.errors import InputError, one_line
+from vitreous.images import bands
+from vitreous.images.bands import ARRAYS, Bands, read_array
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+TIFF = (".tif", ".tiff")
 MOST_PIXELS = 100_000_000
 MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
 LEAST_SIDE = 8
@@ -26,9 +33,9 @@ TAKES = "give a path, a PIL image, a uint8 array or a float tensor"
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An upright RGB image and its name."""
+    """An upright image, RGB or of the channels that a model takes, and its name."""
 
-    image: Image.Image
+    image: Image.Image | Bands
     name: str
     note: str | None = None  # what was done to it, if that may surprise
 
@@ -47,19 +54,59 @@ class Stored(ABC):
     def read_bytes(self) -> bytes: ...
 
 
-def read(source: Any, number: int = 0) -> Picture:
-    """Read a path, a PIL image or a uint8 array [Y X], [Y X 1], [Y X 3], [Y X 4] or [3 Y X]."""
+def read(source: Any, number: int = 0, channels: int = 3) -> Picture:
+    """Read a path, a PIL image or a uint8 array [Y X], [Y X 1], [Y X 3], [Y X 4] or [3 Y X].
+
+    `channels`: how many the model takes; if not three, arrays are [Y X C] or [C Y X] of 8 or 16 bits or floats.
+    """
     if isinstance(source, Picture):
         return source
     if isinstance(source, str | Path):
-        return open_file(Path(source))
+        return open_file(Path(source), channels)
     if isinstance(source, Stored):
-        return open_stored(source)
+        return open_stored(source, channels)
     name = f"image {number}"
+    if isinstance(source, Bands):
+        return Picture(source, name)
     if isinstance(source, Image.Image):
         name = Path(getattr(source, "filename", "") or name).name
-        return Picture(upright(source, name), name)
+        return Picture(*ready(source, name, channels)) if channels != 3 else Picture(upright(source, name), name)
+    if channels != 3:
+        return Picture(fitting(as_array(source), name, channels), name)
     return Picture(upright(from_array(source, name), name), name)
+
+
+def fitting(array: np.ndarray | None, name: str, channels: int) -> Bands:
+    """An array as an image of so many channels."""
+    if array is None:
+        raise InputError(f"{name}: is not an array; {TAKES}")
+    found = bands.of_array(array, channels, name)
+    check_size(*found.size, name)
+    return found
+
+
+def ready(image: Image.Image, name: str, channels: int) -> tuple[Bands, str, str | None]:
+    """An upright image of so many channels, its name and a note: for one channel, colours are turned to grey."""
+    check_size(*image.size, name)
+    note = None
+    if channels == 1 and bands.MODES.get(image.mode) != 1 and image.mode != "I":
+        colours = upright(image, name)
+        image = colours.convert("L")
+        if any(Image.Image.getextrema(part) != (0, 0) for part in differences(colours, image)):
+            note = f"{name}: its colours are turned to grey, as the model takes one channel"
+    try:
+        if image.mode == "I" and image.format == "PNG":  # 16 bits, as older versions of Pillow read them
+            image = Image.fromarray(np.asarray(image).astype(np.uint16))
+        image = ImageOps.exif_transpose(image)
+        return bands.of_image(image, channels, name), name, note
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
+
+
+def differences(colours: Image.Image, grey: Image.Image) -> list[Image.Image]:
+    return [ImageChops.difference(part, grey) for part in colours.split()]
 
 
 def from_array(source: Any, name: str) -> Image.Image:
@@ -88,8 +135,8 @@ def as_array(source: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "biufc" and array.ndim else None
 
 
-def open_file(path: Path) -> Picture:
-    """Read an image file; whatever is wrong with it is one line."""
+def open_file(path: Path, channels: int = 3) -> Picture:
+    """Read an image file for a model of so many channels; whatever is wrong with it is one line."""
     with one_error(path):
         if path.is_dir():
             raise InputError(f"{path}: is a folder; give its images, e.g. vitreous.images.pictures.find(…)")
@@ -97,24 +144,70 @@ def open_file(path: Path) -> Picture:
             raise InputError(f"{path}: the file is empty")
         if not path.is_file():
             raise InputError(f"{path}: is not a file")
-        return decode(path, path, path.name)
+        return decode(path, path, path.name, channels)
 
 
-def open_stored(stored: Stored) -> Picture:
+def open_stored(stored: Stored, channels: int = 3) -> Picture:
     """Read an image from an archive, with the same errors as a file."""
     with one_error(stored):
         held = stored.read_bytes()
         if not held:
             raise InputError(f"{stored}: the file is empty")
-        return decode(io.BytesIO(held), stored, Path(str(stored)).name)
+        return decode(io.BytesIO(held), stored, Path(str(stored)).name, channels)
 
 
-def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str) -> Picture:
+def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str, channels: int) -> Picture:
+    ending = Path(name).suffix.lower()
+    if ending in ARRAYS:
+        return Picture(decode_array(opened, ending, str(where), channels), name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Image.open(opened) as image:
+        try:
+            image = Image.open(opened)
+        except UnidentifiedImageError:
+            if ending not in TIFF or (channels == 3 and find_spec("tifffile") is None):
+                raise
+            return Picture(in_range(bands.read_tiff(rewound(opened), channels, str(where)), str(where)), name)
+        with image:
+            if channels != 3:
+                return Picture(*decode_bands(image, opened, where, name, channels))
             note = remark(image, where)
             return Picture(upright(image, str(where)), name, note)
+
+
+def decode_array(
+    opened: Path | io.BytesIO, ending: str, where: str, channels: int, most: int = MOST_PIXELS
+) -> Image.Image | Bands:
+    """An .npy or .npz file; for three channels, 8 bits are the image that they would be as an array."""
+    array = read_array(opened, ending, where, most * channels)
+    if channels == 3 and array.dtype == np.uint8:
+        return upright(from_array(array, where), where)
+    return in_range(fitting(array, where, channels), where)
+
+
+def in_range(found: Bands, where: str) -> Bands:
+    """Raise for red, green and blue as floats that are not in 0…1; other channels may have any values."""
+    if found.channels == 3 and found.array.dtype.kind == "f" and (found.array.min() < 0 or found.array.max() > 1):
+        top = f"{found.array.max():.4g}"
+        raise InputError(f"{where}: colours as floats are values in 0…1, these reach {top}; divide them first")
+    return found
+
+
+def rewound(opened: Path | io.BytesIO) -> Path | io.BytesIO:
+    if not isinstance(opened, Path):
+        opened.seek(0)
+    return opened
+
+
+def decode_bands(
+    image: Image.Image, opened: Path | io.BytesIO, where: Path | Stored, name: str, channels: int
+) -> tuple[Bands, str, str | None]:
+    if bands.beyond_pillow(image, channels):
+        check_size(*image.size, str(where))
+        return bands.read_tiff(rewound(opened), channels, str(where)), name, None
+    found, _, note = ready(image, str(where), channels)
+    frames = getattr(image, "n_frames", 1)
+    return found, name, remark(image, where) if frames > 1 else note
 
 
 @contextmanager
@@ -199,13 +292,20 @@ def expand(source: str | Path) -> list[Path]:
         raise InputError("an empty name is not an image; give a file, a folder or a pattern")
     path = Path(source)
     if os.path.isdir(path):
-        inside = sorted(p for p in visible(path) if p.suffix.lower() in ENDINGS)
+        inside = images_below(path)
         if not inside:
-            raise InputError(f"{path}: no images in this folder ({', '.join(sorted(ENDINGS))})")
+            raise InputError(f"{path}: no images in this folder ({', '.join(sorted(ENDINGS | ARRAYS))})")
         return inside
     if any(c in str(source) for c in "*?[") and not os.path.lexists(path):
         return match(path)
     return [path]
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The images below a folder, sorted; arrays count where no other images lie beside them (results have maps)."""
+    files = [p for p in visible(folder) if p.suffix.lower() in ENDINGS | ARRAYS]
+    with_images = {p.parent for p in files if p.suffix.lower() in ENDINGS}
+    return sorted(p for p in files if p.suffix.lower() in ENDINGS or p.parent not in with_images)
 
 
 def visible(folder: Path) -> Iterator[Path]:
@@ -226,14 +326,17 @@ def match(pattern: Path) -> list[Path]:
     return matches
 
 
-def as_list(images: Any) -> Sequence[Any]:
-    """One image or several, as a list."""
-    if isinstance(images, str | Path | Image.Image | Picture | Stored):
+def as_list(images: Any, channels: int = 3) -> Sequence[Any]:
+    """One image or several, as a list; arrays as a model of so many channels takes them."""
+    if isinstance(images, str | Path | Image.Image | Picture | Stored | Bands):
         return [images]
     if hasattr(images, "detach") or isinstance(images, np.ndarray):
         array = as_array(images)
         if array is None or array.ndim < 2:
-            raise InputError(f"an array of shape {list(np.shape(images))} is not an image; give [Y, X, 3]")
+            raise InputError(f"an array of shape {list(np.shape(images))} is not an image; give [Y, X, {channels}]")
+        if channels != 3:
+            grey = channels == 1 and array.ndim == 3 and 1 not in array.shape[::2] and array.shape[2] > 4  # [B Y X]
+            return list(array) if array.ndim > 3 or grey else [array]
         one = array.ndim == 2 or (array.ndim == 3 and (array.shape[-1] in (1, 3, 4) or array.shape[0] == 3))
         return [array] if one else list(array)
     if isinstance(images, Iterable) and not isinstance(images, bytes):

@@ -1,9 +1,14 @@
-"""Preprocessing: from an image to a model's input, and back to colours for drawing."""
+"""Preprocessing: from an image to a model's input, and back to colours for drawing.
+
+Three channels are red, green and blue, and a transform takes a PIL image; others are `Bands`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +18,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitreous.errors import ModelError
+from vitreous.errors import InputError, ModelError, one_line
+from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -24,28 +30,57 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels o
 
 @dataclass(frozen=True, eq=False)
 class Preprocess:
-    """A callable from image to tensor, with the mean and standard deviation that undo it."""
+    """A callable from image to tensor, with the mean and standard deviation that undo it, one for each channel."""
 
-    transform: Callable[[Image.Image], Any]
+    transform: Callable[[Any], Any]
     mean: Sequence[float]
     std: Sequence[float]
+    bands: tuple[int, ...] | None = None  # the channels that are shown, in grey or as red, green and blue
+    known: bool = True  # mean and std undo it
+    own: bool = False  # a user's, whose steps nothing else can stand in for
 
-    def __call__(self, image: Image.Image) -> Float[Tensor, "3 Y X"]:
-        return checked(self.transform(image))
+    def __call__(self, image: Image.Image | Bands) -> Float[Tensor, "channels Y X"]:
+        if isinstance(image, Bands) and self.channels == 3:
+            return self._deep(image)
+        if not isinstance(image, Bands) and self.channels != 3:
+            raise InputError(f"the model takes {count(self.channels)}, which an RGB image does not have")
+        return checked(self.transform(image), self.channels)
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def _deep(self, image: Bands) -> Tensor:
+        """Three channels of more than 8 bits, which the transform of a PIL image does not take."""
+        left, top, right, bottom = self.box(image.size)
+        if not self.known or min(left, top) < -1 or right > image.width + 1 or bottom > image.height + 1:
+            raise InputError("this preprocessing normalises or pads each image by itself; give images of 8 bits")
+        inside = max(left, 0.0), max(top, 0.0), min(right, image.width), min(bottom, image.height)
+        return normalised(image.resize(self.size[::-1], BICUBIC, box=inside), self.mean, self.std)
 
     @cached_property
     def size(self) -> tuple[int, int]:
         """Height and width of the input it makes."""
-        shape = self(Image.new("RGB", (320, 320))).shape
+        blank = Image.new("RGB", (320, 320)) if self.channels == 3 else flat(self.channels, 320, 0)
+        shape = self(blank).shape
         return shape[-2], shape[-1]
 
-    def colours(self, x: Float[Tensor, "3 Y X"]) -> np.ndarray:
+    def colours(self, x: Float[Tensor, "channels Y X"]) -> np.ndarray:
         """The image that this input shows, [Y X 3] in 0…1."""
         mean, std = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (self.mean, self.std))
         rgb = x.detach().float().cpu() * std + mean
+        if self.channels != 3 or self.bands is not None:
+            return self._shown(rgb)
         if rgb.min() < -0.2 or rgb.max() > 1.2:  # normalised in some other way: use the full range
             rgb = (rgb - rgb.min()) / (rgb.max() - rgb.min()).clamp_min(1e-12)
         return rgb.clamp(0, 1).permute(1, 2, 0).numpy()
+
+    def _shown(self, values: Tensor) -> np.ndarray:
+        """The chosen channels; stretched by their percentiles if they are not in 0…1."""
+        chosen = values[list(self.bands or usual_bands(self.channels))].numpy()
+        if not self.known or chosen.min() < -0.2 or chosen.max() > 1.2:
+            chosen = np.stack([stretched(plane) for plane in chosen])
+        return np.stack([*chosen] if len(chosen) == 3 else [*chosen] * 3, -1).clip(0, 1)
 
     @cached_property
     def _boxes(self) -> dict[tuple[int, int], Box]:
@@ -54,11 +89,13 @@ class Preprocess:
     def box(self, size: tuple[int, int]) -> Box:
         """The part of an image of this (width, height) that the model sees; larger than the image if it is padded."""
         if size not in self._boxes:
-            self._boxes[size] = find_box(self, size)
+            self._boxes[size] = find_box(self, size) if self.channels == 3 else find_band_box(self, size)
         return self._boxes[size]
 
-    def view(self, image: Image.Image, most: int = 1024) -> Image.Image:
+    def view(self, image: Image.Image | Bands, most: int = 1024) -> Image.Image:
         """The part of an image that the model sees, in the image's resolution (at most `most` pixels per side)."""
+        image = image.shown(self.bands) if isinstance(image, Bands) else image
+        image = picked(image, self.bands) if self.bands is not None and self.channels == 3 else image
         left, top, right, bottom = self.box(image.size)
         scale = min(1.0, most / max(right - left, bottom - top))
         size = max(1, round((right - left) * scale)), max(1, round((bottom - top) * scale))
@@ -68,12 +105,15 @@ class Preprocess:
         return image.resize(size, BICUBIC, box=inside)
 
 
-def checked(x: Any) -> Tensor:
-    """The result of a preprocessing; raises unless it is a float tensor [3 Y X]."""
+def checked(x: Any, channels: int = 3) -> Tensor:
+    """The result of a preprocessing; raises unless it is a float tensor [3 Y X], or of as many channels."""
     x = x[0] if isinstance(x, Tensor) and x.ndim == 4 and len(x) == 1 else x
-    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[0] != 3 or not x.is_floating_point():
+    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[0] != channels or not x.is_floating_point():
         said = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise ModelError(f"the preprocessing returns {said}; it must turn a PIL image into a float tensor [3, H, W]")
+        given = "a PIL image" if channels == 3 else f"an array [H, W, {channels}]"
+        raise ModelError(
+            f"the preprocessing returns {said}; it must turn {given} into a float tensor [{channels}, H, W]"
+        )
     return x
 
 
@@ -104,13 +144,13 @@ def ends(ramp: np.ndarray, inside: np.ndarray, axis: int) -> tuple[float, float]
     return (0.0 if abs(first) < slope / 2 else first), (1.0 if abs(last - 1) < slope / 2 else last)
 
 
-def adapt(given: Any) -> Preprocess:
-    """Any callable from a PIL image to a tensor."""
+def adapt(given: Any, channels: int = 3) -> Preprocess:
+    """Any callable from a PIL image to a tensor; for other channels than three, from an array [Y X C] in 0…1."""
     if isinstance(given, Preprocess):
         return given
     if not callable(given):
         raise ModelError(f"a {type(given).__name__} is not a preprocessing; give a callable from PIL image to tensor")
-    return measured(given)
+    return measured(given) if channels == 3 else measured_bands(Called(given, channels), channels)
 
 
 def measured(transform: Callable[[Image.Image], Any]) -> Preprocess:
@@ -119,5 +159,116 @@ def measured(transform: Callable[[Image.Image], Any]) -> Preprocess:
     low, high = black.mean((1, 2)), white.mean((1, 2))  # [3]
     even = max(black.flatten(1).std(1).max(), white.flatten(1).std(1).max()) < 1e-3
     if not even or (high - low).min() < 1e-6:  # it normalises every image by itself
-        return Preprocess(transform, *UNKNOWN)
+        return Preprocess(transform, *UNKNOWN, known=False)
     return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())
+
+
+# ------------------------------------------------------------------------------------------------------ other channels
+
+
+def normalised(image: Bands, mean: Sequence[float], std: Sequence[float]) -> Float[Tensor, "channels Y X"]:
+    x = torch.from_numpy(image.values()).permute(2, 0, 1)
+    mean_, std_ = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (mean, std))
+    return (x - mean_) / std_
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Scale the short side (bicubic), crop the centre (or squeeze the whole image) and normalise.
+
+    Sides are whole pixels after scaling, as they are for RGB images.
+    """
+
+    size: tuple[int, int]  # height, width
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop: float = 1.0  # the share of the scaled image that is kept
+    whole: bool = False  # the image is squeezed into the shape of the input
+
+    def __call__(self, image: Bands) -> Tensor:
+        (wide, high), (y, x) = image.size, self.size
+        down, across = (math.floor(side / self.crop + 1e-6) for side in self.size)
+        if not self.whole:
+            scale = max(across / wide, down / high)
+            across, down = max(across, int(wide * scale + 1e-6)), max(down, int(high * scale + 1e-6))
+        left, top = round((across - x) / 2), round((down - y) / 2)
+        box = left * wide / across, top * high / down, (left + x) * wide / across, (top + y) * high / down
+        return normalised(image.resize((x, y), BICUBIC, box=box), self.mean, self.std)
+
+
+def scaled(
+    size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    channels: int,
+    crop: float = 1.0,
+    whole: bool = False,
+) -> Preprocess:
+    """The usual preprocessing of a model of other channels; a mean that is not one number a channel is averaged."""
+    colours = [tuple(c) if len(c) == channels else (sum(c) / len(c),) * channels for c in (mean, std)]
+    return Preprocess(Scaled(size, colours[0], colours[1], crop, whole), colours[0], colours[1])
+
+
+def refitted(found: Preprocess, channels: int, bands: tuple[int, ...] | None) -> Preprocess:
+    """The same for another number of channels, and with other channels shown; raises if it has its own way."""
+    if found.channels != channels and found.own:
+        said = f"the preprocessing was given for {count(found.channels)}, the images have {channels}"
+        raise ModelError(f"{said}; say so with it: Model(net, preprocess, channels={channels})")
+    if found.channels != channels:
+        found = scaled(found.size, found.mean, found.std, channels)
+    return replace(found, bands=bands)
+
+
+@dataclass(frozen=True)
+class Called:
+    """A user's transform: of an array [Y X C] in 0…1; if it does not take that, of a grey PIL image."""
+
+    transform: Callable[[Any], Any]
+    channels: int
+
+    def __call__(self, image: Bands) -> Any:
+        try:
+            return checked(self.transform(image.values()), self.channels)
+        except Exception:
+            if self.channels != 1 or image.deep:
+                raise
+            with suppress(Exception):
+                return checked(self.transform(Image.fromarray(image.array[:, :, 0])), 1)
+            raise
+
+
+def flat(channels: int, side: int, value: int) -> Bands:
+    return Bands(np.full((side, side, channels), value, np.uint8))
+
+
+def measured_bands(transform: Callable[[Bands], Any], channels: int) -> Preprocess:
+    """Find mean and deviation of any transform from what it makes of a black and a white image."""
+    try:
+        black, white = (checked(transform(flat(channels, 256, v)), channels).double() for v in (0, 255))
+    except ModelError:
+        raise
+    except Exception as error:
+        takes = f"it must turn an array [H, W, {channels}] into a float tensor [{channels}, H, W]"
+        raise ModelError(f"the preprocessing fails ({one_line(error, 80)}); {takes}") from None
+    low, high = black.mean((1, 2)), white.mean((1, 2))
+    even = max(black.flatten(1).std(1).max(), white.flatten(1).std(1).max()) < 1e-3
+    if not even or (high - low).min() < 1e-6:  # it normalises every image by itself
+        return Preprocess(transform, (0.0,) * channels, (1.0,) * channels, known=False)
+    return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())
+
+
+def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
+    """Preprocess grey ramps across and down and read off where their edges are."""
+    wide, high = size
+    across_, down_ = ((np.arange(n, dtype=np.float32) + 0.5) / n for n in size)
+    ramps = [np.broadcast_to(r, (high, wide)) for r in (across_, down_[:, None], np.zeros(()), np.ones(()))]
+    mean, std = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (preprocess.mean, preprocess.std))
+    planes = []
+    for ramp in ramps:
+        x = preprocess(Bands((ramp[:, :, None] * 255).round().astype(np.uint8).repeat(preprocess.channels, 2)))
+        planes.append((x.detach().float().cpu() * std + mean).mean(0).numpy())
+    inside = planes[3] - planes[2] > 0.5  # elsewhere is padding
+    across, down = ends(planes[0], inside, 0), ends(planes[1], inside, 1)
+    if across is None or down is None:
+        return 0.0, 0.0, float(wide), float(high)
+    return across[0] * wide, down[0] * high, across[1] * wide, down[1] * high

@@ -46,7 +46,7 @@ class Batch:
     """Images of one size, and their masks."""
 
     numbers: list[int]
-    images: Float[Tensor, "B 3 Y X"] | Float[np.ndarray, "B 3 Y X"]  # an array if it came through a pipe
+    images: Float[Tensor, "B channels Y X"] | Float[np.ndarray, "B channels Y X"]  # an array if it came through a pipe
     masks: list[Mask | None]
 
     def __len__(self) -> int:
@@ -103,8 +103,8 @@ class Reader:
 
     def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
         sample = self.samples[number]
-        picture = sample.open()
-        image = self.preprocess(picture.image)  # [3 Y X]
+        picture = sample.open(self.preprocess.channels)
+        image = self.preprocess(picture.image)  # [channels Y X]
         mask = None
         if self.masked:
             try:
@@ -161,7 +161,7 @@ def has_room(reader: Reader, batch: int, workers: int) -> bool:
         free = shutil.disk_usage(SHARED).free
     except OSError:
         return False
-    return free > 2 * batch * 12 * y * x * (AHEAD + 1) * workers
+    return free > 2 * batch * 4 * reader.preprocess.channels * y * x * (AHEAD + 1) * workers
 
 
 def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:

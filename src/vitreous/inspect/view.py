@@ -108,7 +108,7 @@ class Seen:
         if isinstance(source, Tensor) and source.is_floating_point():
             h, w = self.trace.size
             return (w, h), (0.0, 0.0, float(w), float(h))
-        size = pictures.read(source).image.size
+        size = pictures.read(source, channels=self.views.preprocess.channels).image.size
         return size, self.views.preprocess.box(size)
 
 
@@ -118,7 +118,8 @@ def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
     if isinstance(image, Trace):
         trace, views = of_model(image, model), Views.of(image.images, image.model)
     else:
-        listed, wrapped = as_images(image), as_model(model)
+        wrapped = as_model(model)
+        listed = as_images(image, wrapped.channels)
         trace, views = Trace(wrapped, listed), Views.of(listed, wrapped)
     if len(trace) != 1:
         raise InputError(f"inspect {view} looks at one image at a time, not at {len(trace)}; call it for each")

@@ -123,11 +123,12 @@ def evaluate(
     if declared.masks and masks is None:
         raise InputError(f"{metric} needs masks; give one for each image: masks=[…]")
     given = of_model(images, model) if isinstance(images, Trace) else None
-    wrapped, listed = (as_model(model), as_images(images)) if given is None else (given.model, given.images)
+    wrapped = as_model(model) if given is None else given.model
+    listed = as_images(images, wrapped.channels) if given is None else given.images
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
-    masks = None if masks is None else check_masks(masks, listed)
+    masks = None if masks is None else check_masks(masks, listed, wrapped.channels)
     maps = None if isinstance(explained, str | ConfiguredMethod) else maps_of(explained, len(listed))
     method, settings = method_of(explained)
 

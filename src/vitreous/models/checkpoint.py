@@ -78,6 +78,15 @@ def classes_in(state: State) -> dict[str, int]:
     return {"num_classes": heads[-1].shape[0]} if heads else {}
 
 
+def channels_in(state: State, net: nn.Module) -> int | None:
+    """The number of channels, as the shape of the weights of the network's first convolution tells it."""
+    first = next((item for item in net.named_modules() if isinstance(item[1], nn.Conv2d)), None)
+    if first is None:
+        return None
+    weight = bare_names(net.state_dict(), state).get(f"{first[0]}.weight")
+    return None if weight is None or weight.ndim != 4 else weight.shape[1] * first[1].groups
+
+
 class Blank(TorchFunctionMode):
     """Build a network without random initialisation, which takes time: a checkpoint will set every parameter."""
 

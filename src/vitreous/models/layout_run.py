@@ -117,7 +117,7 @@ def find_places(model: Network, seen: Seen, number: int, size: tuple[int, int]) 
     if found is not None or seen.count == 1:
         return found
     counts = tokens.shape[1]
-    grids = [grid for grid in candidates(seen.survey, size) if grid[0] * grid[1] <= counts]
+    grids = [grid for grid in candidates(seen.survey, size, seen.images.shape[1]) if grid[0] * grid[1] <= counts]
     if not grids:
         return None
     fine = max(grids, key=math.prod)
@@ -144,12 +144,12 @@ def entering(call: Attention, met: Met | None, count: int) -> Tensor:
     return call.v.transpose(1, 2).flatten(2)
 
 
-def candidates(survey: Survey, size: tuple[int, int]) -> list[Grid]:
+def candidates(survey: Survey, size: tuple[int, int], channels: int) -> list[Grid]:
     """Grids that the model may have cut the image into: of its convolutions, the last first, or of rows of pixels."""
     grids = survey.cut.grids[::-1]
     for count, width in survey.cut.rows:  # patches cut by reshaping, embedded by a linear layer
-        side = math.isqrt(width // 3)
-        if side and width == 3 * side * side and count == (size[0] // side) * (size[1] // side):
+        side = math.isqrt(width // channels)
+        if side and width == channels * side * side and count == (size[0] // side) * (size[1] // side):
             grids.append((size[0] // side, size[1] // side))
     return list(dict.fromkeys(grids))
 
@@ -157,7 +157,7 @@ def candidates(survey: Survey, size: tuple[int, int]) -> list[Grid]:
 def placed(seen: Seen, first: Attention | None, places: Places | None, size: tuple[int, int]) -> Layout:
     """The patches, and how many other tokens there are."""
     if places is None:
-        grids = candidates(seen.survey, size)
+        grids = candidates(seen.survey, size, seen.images.shape[1])
         grid = next((grid for grid in grids if grid[0] * grid[1] > 1), (1, 1))
         return Layout(grid, (size[0] // grid[0], size[1] // grid[1]), readout=())
     prefix, count = min(places.tokens), len(places.tokens)
@@ -177,7 +177,7 @@ def placed(seen: Seen, first: Attention | None, places: Places | None, size: tup
 
 def find_orders(model: Network, layout: Layout, survey: Survey, size: tuple[int, int]) -> dict[int, Order]:
     """How the tokens of each stage lie in the image, by their number, in a model whose layers differ."""
-    grids = stages(layout.grid, candidates(survey, size))
+    grids = stages(layout.grid, candidates(survey, size, model.channels))
     orders: dict[int, Order] = {}
     for centred in (True, False):
         images = coded(noise_images(model, size), layout.grid, centred)

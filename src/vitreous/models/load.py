@@ -27,12 +27,14 @@ def load(
     img_size: int | Size | None = None,
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     probe: str | Path | None = None,
+    bands: Sequence[int] | int | None = None,
 ) -> Model:
     """Load a model by name.
 
     "timm/NAME" or NAME, "hf/ID" or "hf/FOLDER", "torchvision/NAME", "openclip/NAME[:TAG]"; by default the embedded
     model. `weights`: a .safetensors or .pth file, or "random"; by default the published ones. `img_size`: another input
-    size. `probe`: a file written by `vitreous probe train`, whose classes replace the model's own.
+    size. `probe`: a file written by `vitreous probe train`, whose classes replace the model's own. `bands`: the
+    one or three channels of an image that figures show, for models that take more than red, green and blue.
     """
     if probe is not None and labels is not None:
         raise ModelError("a probe brings its own labels; give either labels or a probe")
@@ -41,9 +43,10 @@ def load(
     found = SOURCES[source].load(name, None if weights is None else str(weights), to_size(img_size))
     if labels is not None:
         given = labels if isinstance(labels, Mapping) or not isinstance(labels, str | Path) else read_labels(labels)
-        model = Model(found.net, found.preprocess, given, name=found.name, classifier=True)
+        model = Model(found.net, found.preprocess, given, name=found.name, classifier=True, bands=bands)
     else:
-        model = Model(found.net, found.preprocess, found.labels, name=found.name, classifier=found.classifier)
+        classifies, named = found.classifier, found.labels
+        model = Model(found.net, found.preprocess, named, name=found.name, classifier=classifies, bands=bands)
     if probe is not None:
         from vitreous.models.probe.attach import attach
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous._support.memory import out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
+from vitreous.images.bands import check_bands
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
@@ -29,7 +30,8 @@ class Model:
     """A network, its preprocessing and its labels. The network itself is never changed.
 
     `forward` runs the network on a batch (found for timm, transformers, torchvision and open_clip models);
-    `classifier` says whether its output is class scores; `layout` replaces what the layout run finds.
+    `classifier` says whether its output is class scores; `layout` replaces what the layout run finds. `channels`: how
+    many its images have, where the network does not tell; `bands`: the one or three of them that figures show.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Model:
         forward: Callable[[Tensor], Any] | None = None,
         classifier: bool | None = None,
         layout: Layout | None = None,
+        channels: int | None = None,
+        bands: Sequence[int] | int | None = None,
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
@@ -55,6 +59,8 @@ class Model:
         self.classifier = known if classifier is None else classifier
         self._forward = forward
         self._preprocess = preprocess
+        self._channels = channels
+        self.bands = None if bands is None else check_bands(bands, self.channels)
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._given_layout = layout
         self.outputs: int | None = None  # how many numbers it returns for an image; known after the first run
@@ -72,8 +78,19 @@ class Model:
         """How an image becomes its input."""
         if not isinstance(self._preprocess, preprocess.Preprocess):
             given = self._preprocess
-            self._preprocess = self.library.preprocess(self.module) if given is None else adapt(given)
-        return self._preprocess
+            found = self.library.preprocess(self.module) if given is None else adapt(given, self.channels)
+            self._preprocess = found if given is None else replace(found, own=True)
+        found = self._preprocess
+        if found.channels != self.channels or found.bands != self.bands:
+            self._preprocess = found = preprocess.refitted(found, self.channels, self.bands)
+        return found
+
+    @property
+    def channels(self) -> int:
+        """How many channels its images have: as given, else as its first layer or its library tells, else three."""
+        if self._channels is None:
+            self._channels = self.library.channels(self.module) or 3
+        return self._channels
 
     @property
     def size(self) -> tuple[int, int]:
@@ -130,12 +147,13 @@ class Model:
         return self
 
     def prepare(self, images: Any) -> Images:
-        """Preprocess images; a float tensor [B,3,H,W] is used as it is."""
+        """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
         if isinstance(images, Tensor):
             images = images.cpu().numpy()
-        listed = [pictures.read(image, i) for i, image in enumerate(pictures.as_list(images))]
+        count = self.channels
+        listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
         if not listed:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
@@ -145,11 +163,28 @@ class Model:
 
     def _checked(self, images: Tensor) -> Tensor:
         images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
-            raise InputError(f"a tensor of shape {tuple(images.shape)} is not a batch of images; give [B, 3, H, W]")
+        if images.ndim != 4 or 0 in images.shape or not self.takes(images):
+            said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
+            count = f" of {self.channels} channels" if images.ndim == 4 else ""
+            raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
         if not images.is_cuda:
             refuse_infinite(images.sum())
         return images
+
+    def takes(self, images: Tensor) -> bool:
+        """Whether a tensor [B C H W] has as many channels as the network takes; if it runs on them, it does."""
+        return images.shape[1] == self.channels or self._runs(images[:1])
+
+    def _runs(self, sample: Tensor) -> bool:
+        """Whether the network takes a sample of other channels than was found; then these are believed."""
+        try:
+            with self.still(), torch.no_grad():
+                self.run(sample.detach().to(self.device, self.dtype))
+        except (ModelError, RuntimeError):
+            return False
+        self._channels = int(sample.shape[1])
+        self._layouts.clear()
+        return True
 
     def run(self, images: Images) -> Float[Tensor, "rows C"]:
         """One forward pass; the scores or the embedding of each image."""

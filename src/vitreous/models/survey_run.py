@@ -27,6 +27,8 @@ class Network(Protocol):
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def channels(self) -> int: ...
     def run(self, images: Tensor) -> Tensor: ...
     def still(self) -> AbstractContextManager[Any]: ...
 
@@ -52,7 +54,7 @@ class Seen:
 
 def noise_images(model: Network, size: tuple[int, int]) -> Tensor:
     """The two images of the layout run."""
-    noise = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, model.channels, *size, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device, model.dtype)
 
 

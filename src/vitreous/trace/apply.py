@@ -72,9 +72,9 @@ def is_called(model: Model, spec: str) -> bool:
     return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
-def as_images(images: Any) -> Any:
-    """A tensor [B 3 Y X], or a list of images."""
-    listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images)
+def as_images(images: Any, channels: int = 3) -> Any:
+    """A tensor [B channels Y X], or a list of images."""
+    listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images, channels)
     if len(listed) == 0:
         raise InputError("there are no images to explain")
     if isinstance(listed, Tensor):
@@ -90,6 +90,8 @@ def as_images(images: Any) -> Any:
 def images_at_once(model: Model, images: Any = None) -> int:
     """The number of images to explain in one batch."""
     size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
+    if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
+        return 1  # the error is that of its preparation
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     layout = Trace(model, noise_images(model, size)[:1]).layout  # which finds out whether a batch keeps images apart
     return batch_size(layout.footprint[1], model.device, most)

@@ -81,7 +81,7 @@ class Concept(Target):
         """Build a concept as the mean embedding of examples: a folder, or a list of images as `explain` takes them."""
         if isinstance(images, str | Path):
             images = pictures.find(images)
-        listed = images if isinstance(images, Tensor) else pictures.as_list(images)
+        listed = images if isinstance(images, Tensor) else pictures.as_list(images, model.channels)
         if len(listed) == 0:
             raise InputError("a concept needs at least one example image")
         vectors = torch.cat(list(embeddings(model, listed)))

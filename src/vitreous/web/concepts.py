@@ -62,7 +62,7 @@ async def make(request: Request, engine: Served) -> schema.ConceptMade:
 
 def input_of(model: Model, part: Part, limits: Limits) -> Tensor:
     """Decode and preprocess one example; images may be large, so only one is held at a time."""
-    return model.prepare([open_picture(part, limits)])
+    return model.prepare([open_picture(part, limits, model.channels)])
 
 
 def stacked(inputs: list[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+import numpy as np
 from anyio import CapacityLimiter
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from vitreous._support.memory import budget
 from vitreous.attribution import Attribution
 from vitreous.capture.attention import Attention
 from vitreous.images import pictures
+from vitreous.images.bands import Bands
+from vitreous.images.bands import count as spelt
 from vitreous.images.pictures import Picture
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
@@ -44,6 +47,7 @@ PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
 READERS = 4  # threads for what needs no model
 DECODERS = 2  # … and for images
 UPLOADS = 8  # forms in memory at a time
+BLANK = "blank"  # the id of an image of noise, which is not shown
 FULL = "the server has more to do than it can hold; try again in a moment"
 
 
@@ -54,6 +58,7 @@ class Source:
     spec: str | None = None
     weights: str | None = None
     img_size: int | tuple[int, int] | None = None
+    bands: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +130,7 @@ class Engine:
     def warm(self) -> None:
         """Run every model once, so that the first visitor does not wait for its layout run."""
         for served in self.models.values():
-            _ = self.trace(served, next(iter(self.samples))).classifies
+            _ = self.trace(served, self.first(served)).classifies
 
     def close(self) -> None:
         self.jobs.stop_all()
@@ -150,24 +155,43 @@ class Engine:
             raise Problem(404, f"there is no model {name[:60]!r} here; it has {', '.join(self.models)}")
         return self.models[name]
 
-    def picture(self, image: str) -> Picture:
-        """An image by its id: an upload, or one of the samples, whose files were listed at start."""
-        found = self.images.get(image)
+    @property
+    def channels(self) -> list[int]:
+        """How many channels the images of its models have."""
+        return list(dict.fromkeys(served.model.channels for served in self.models.values()))
+
+    def first(self, served: Served) -> str:
+        """An image on which a model is run when it starts: a sample, or noise if it does not take photographs."""
+        return next(iter(self.samples)) if served.model.channels in (1, 3) else BLANK
+
+    def picture(self, image: str, served: Served | None = None) -> Picture:
+        """An image by its id, for a model: an upload, or one of the samples, whose files were listed at start."""
+        count = 3 if served is None else served.model.channels
+        found = self.images.get(kept_as(image, count))
+        if found is None and image == BLANK:
+            return Picture(Bands(np.random.default_rng(0).integers(0, 256, (224, 224, count), np.uint8)), BLANK)
         if found is None and image in self.samples:
-            found = pictures.read(self.samples[image])
-            self.images.put(image, found, weight(found))
+            found = pictures.read(self.samples[image], channels=count)
+            self.images.put(kept_as(image, count), found, weight(found))
+        if found is None and served is not None and self._held(image):
+            said = f"{served.name} takes images of {spelt(count)}, which this one does not have"
+            raise Problem(415, f"{said}; send another, e.g. an array as .npy")
         if found is None:
             raise gone()
         return found
 
+    def _held(self, image: str) -> Picture | None:
+        """An upload as any of the models takes it."""
+        return next((found for count in self.channels if (found := self.images.get(kept_as(image, count)))), None)
+
     def expect(self, image: str) -> None:
         """Raise a problem unless the image is held."""
-        if image not in self.images and image not in self.samples:
+        if image not in self.samples and self._held(image) is None:
             raise gone()
 
     def name_of(self, image: str) -> str:
         """The name of an image, even if it is no longer held."""
-        found = self.images.get(image)
+        found = self._held(image)
         return self.samples[image].name if image in self.samples else found.name if found is not None else "picture"
 
     def map(self, number: str) -> Kept:
@@ -182,7 +206,7 @@ class Engine:
         """A recorded run, from the store or made now (in a thread of the model)."""
         found = self.traces.get((served.name, image))
         if found is None:
-            found = Trace(served.model, [self.picture(image).image])
+            found = Trace(served.model, [self.picture(image, served).image])
             found.whole()
             _ = found.classifies
             self.traces.put((served.name, image), found, footprint(found))
@@ -229,6 +253,11 @@ class Engine:
 
     def start(self, client: str, served: Served, work: Callable[[Job], None]) -> Job:
         return self.jobs.start(client, served.jobs, served.quick, work)
+
+
+def kept_as(image: str, channels: int) -> str:
+    """The key of a decoded image."""
+    return image if channels == 3 else f"{image}@{channels}"
 
 
 def gone() -> Problem:

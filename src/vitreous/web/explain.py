@@ -35,7 +35,7 @@ from vitreous.web.common import (
     best,
     numbers,
 )
-from vitreous.web.engine import Engine, Kept, key_of
+from vitreous.web.engine import Engine, Kept, kept_as, key_of
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
@@ -74,9 +74,17 @@ async def upload(request: Request, engine: Served) -> schema.Uploaded:
 
 
 def keep(engine: Engine, part: Part) -> tuple[str, Picture]:
-    number, picture = identity(part.held), open_picture(part, engine.limits)
-    engine.images.put(number, picture, weight(picture))
-    return number, picture
+    """Decode an image for every number of channels that the models take; one of them must be able to use it."""
+    number, kept, problems = identity(part.held), list[Picture](), list[Problem]()
+    for count in engine.channels:
+        try:
+            kept.append(open_picture(part, engine.limits, count))
+            engine.images.put(kept_as(number, count), kept[-1], weight(kept[-1]))
+        except Problem as problem:
+            problems.append(problem)
+    if not kept:
+        raise problems[0]
+    return number, kept[0]
 
 
 @router.get("/images/{image}/view", responses={200: {"content": {"image/webp": {}}}}, response_class=Response)
@@ -85,7 +93,7 @@ async def view(engine: Served, image: ImagePath, model: ModelQuery = None) -> Re
     served = engine.find(model)
 
     def draw() -> bytes:
-        seen, buffer = served.model.preprocess.view(engine.picture(image).image), io.BytesIO()
+        seen, buffer = served.model.preprocess.view(engine.picture(image, served).image), io.BytesIO()
         seen.save(buffer, "WEBP", quality=90, method=2)
         return buffer.getvalue()
 
@@ -259,7 +267,7 @@ async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
         raise Problem(422, "these maps explain several images or models; a figure shows one")
     served, image = engine.find(kept[0].model), kept[0].image
     trace = await engine.seen(served, image)
-    picture = engine.picture(image)
+    picture = engine.picture(image, served)
 
     def draw() -> bytes:
         views = Views([picture], served.model.preprocess)

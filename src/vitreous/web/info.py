@@ -65,7 +65,7 @@ def usable(declared: Metric) -> bool:
 
 async def describe(engine: engines.Engine, served: engines.Served) -> schema.ModelInfo:
     model = served.model
-    trace = await engine.seen(served, next(iter(engine.samples)))
+    trace = await engine.seen(served, engine.first(served))
     layout = trace.layout
     return schema.ModelInfo(
         name=served.name,

@@ -74,6 +74,7 @@ def loading(source: Source) -> str:
     told = [] if source.spec in (None, EMBEDDED) else [repr(source.spec)]
     told += [f"weights={file_name(source.weights)!r}"] if source.weights else []
     told += [f"img_size={source.img_size!r}"] if source.img_size else []
+    told += [f"bands={source.bands!r}"] if source.bands else []
     return ", ".join(told)
 
 
@@ -122,6 +123,7 @@ def loaded(source: Source) -> list[str]:
     told += ["--weights", file_name(source.weights)] if source.weights else []
     size = source.img_size
     told += ["--img-size", "x".join(map(str, size)) if isinstance(size, tuple) else str(size)] if size else []
+    told += ["--channels", ",".join(map(str, source.bands))] if source.bands else []
     return told
 
 

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from vitreous.errors import InputError, one_line
 from vitreous.images import pictures
+from vitreous.images.bands import ARRAYS, Bands
 from vitreous.images.pictures import Picture
 from vitreous.web.limits import FORMATS, Limits
 from vitreous.web.problems import Problem
@@ -68,10 +69,12 @@ def clean(name: str) -> str:
     return kept[:100].strip() or "picture"
 
 
-def open_picture(part: Part, limits: Limits) -> Picture:
-    """Decode an image to upright RGB, after checking format and size in its header."""
+def open_picture(part: Part, limits: Limits, channels: int = 3) -> Picture:
+    """Decode an image to upright RGB or so many channels, after checking format and size in its header."""
     if not part.held:
         raise Problem(415, f"{part.name}: the file is empty")
+    if Path(part.name).suffix.lower() in ARRAYS:
+        return open_array(part, limits, channels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -81,6 +84,9 @@ def open_picture(part: Part, limits: Limits) -> Picture:
                     most = limits.pixels // 10**6
                     raise Problem(413, f"{part.name}: {wide}×{high} is more than {most} megapixels; shrink it first")
                 pictures.check_size(wide, high, part.name)
+                if channels != 3:
+                    held = io.BytesIO(part.held)
+                    return Picture(*pictures.decode_bands(image, held, Path(part.name), part.name, channels))
                 note = pictures.remark(image, Path(part.name))
                 return Picture(pictures.upright(image, part.name), part.name, note)
         except Problem:
@@ -94,10 +100,20 @@ def open_picture(part: Part, limits: Limits) -> Picture:
             raise Problem(415, f"{part.name}: is not an image this server reads ({kinds})") from error
 
 
+def open_array(part: Part, limits: Limits, channels: int) -> Picture:
+    """Decode an .npy or .npz file, never as code."""
+    held, ending = io.BytesIO(part.held), Path(part.name).suffix.lower()
+    try:
+        return Picture(pictures.decode_array(held, ending, part.name, channels, limits.pixels // channels), part.name)
+    except InputError as error:
+        raise Problem(415, one_line(error)) from None
+
+
 def identity(held: bytes) -> str:
     return hashlib.sha256(held).hexdigest()[:32]
 
 
 def weight(picture: Picture) -> int:
     """Bytes that a decoded image takes."""
-    return 3 * picture.image.width * picture.image.height
+    held = picture.image
+    return held.array.nbytes if isinstance(held, Bands) else 3 * held.width * held.height

@@ -41,13 +41,14 @@ class Source:
     probe: str | None = None
     dtype: str | None = None
     ready: Model | nn.Module | None = None
+    bands: tuple[int, ...] | None = None
 
     def load(self, device: str | torch.device | None = None) -> Model:
         if self.ready is not None:
             return as_model(self.ready)
         from vitreous.models.load import load
 
-        rest = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe}
+        rest = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe, "bands": self.bands}
         return load(self.spec, self.weights, device, self.dtype, **rest)  # type: ignore[arg-type]
 
 
@@ -199,6 +200,7 @@ def describe(model: Model, name: str) -> dict[str, Any]:
         "grid": list(layout.grid),
         "layers": layout.layers,
         "classes": len(model.labels) or model.outputs,
+        **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
     }
 
 
@@ -215,7 +217,7 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     """Raise if a target does not exist on this model."""
     if not kind.targeted:
         return
-    trace = Trace(model, torch.zeros(1, 3, *model.size))
+    trace = Trace(model, torch.zeros(1, model.channels, *model.size))
     for target in targets:
         if target in (None, "label"):
             if not trace.classifies:

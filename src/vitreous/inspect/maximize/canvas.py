@@ -26,26 +26,32 @@ class Canvas:
     """One image for each key; `z` are the parameters that an optimiser changes."""
 
     def __init__(
-        self, keys: Int[Tensor, "U"], size: tuple[int, int], fourier: bool, decay: float, like: Tensor
+        self,
+        keys: Int[Tensor, "U"],
+        size: tuple[int, int],
+        fourier: bool,
+        decay: float,
+        like: Tensor,
+        channels: int = 3,
     ) -> None:
-        shape = (3, size[0], size[1] // 2 + 1, 2) if fourier else (3, *size)
+        shape = (channels, size[0], size[1] // 2 + 1, 2) if fourier else (channels, *size)
         count = torch.Size(shape).numel()
         start = torch.cat([normal(key[None], count) for key in keys.cpu()])  # the same on every device
         self.z = (START * start.reshape(-1, *shape)).to(like).requires_grad_()
-        self.paint = fourier_paint(size, decay, like) if fourier else torch.sigmoid
+        self.paint = fourier_paint(size, decay, like, channels) if fourier else torch.sigmoid
 
     def image(self) -> Images:
         """The images, differentiable in z."""
         return self.paint(self.z)
 
 
-def fourier_paint(size: tuple[int, int], decay: float, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """From a spectrum [U 3 Y X/2+1 2] to an image; a spectrum of unit normals gives logits of unit deviation."""
+def fourier_paint(size: tuple[int, int], decay: float, like: Tensor, channels: int = 3) -> Callable[[Tensor], Tensor]:
+    """From a spectrum [U C Y X/2+1 2] to an image; a spectrum of unit normals gives logits of unit deviation."""
     weights = falling(size, decay).to(like)[..., None]  # [Y X/2+1 1]
-    colours = colour_axes().to(like)
+    colours = (colour_axes() if channels == 3 else torch.eye(channels)).to(like)  # others vary alone
 
     def paint(z: Tensor) -> Tensor:
-        planes = torch.fft.irfft2(torch.view_as_complex(z * weights), s=size, norm="ortho")  # [U 3 Y X]
+        planes = torch.fft.irfft2(torch.view_as_complex(z * weights), s=size, norm="ortho")  # [U C Y X]
         return torch.einsum("rc,ucyx->uryx", colours, planes).sigmoid()
 
     return paint

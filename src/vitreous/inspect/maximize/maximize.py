@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous._support.memory import batch_size, in_batches
 from vitreous._support.progress import steps as counted
 from vitreous.errors import Unsupported
+from vitreous.images.bands import usual_bands
 from vitreous.inspect.maximize.canvas import Canvas
 from vitreous.inspect.maximize.penalty import border_ratio, discontinuity, distance_from_grey, total_variation
 from vitreous.inspect.maximize.result import Maximized, join
@@ -65,7 +66,7 @@ def maximize(
     given = {name: value for name, value in locals().items() if name not in ("model", "units")}
     options = DECLARED.check(given)
     wrapped = as_model(model)
-    trace = Trace(wrapped, torch.zeros(1, 3, *wrapped.size))
+    trace = Trace(wrapped, torch.zeros(1, wrapped.channels, *wrapped.size))
     seeds = [options["seed"]] if isinstance(options["seed"], int) else options["seed"]
     pairs = [(unit, one) for unit in parse_units(units, trace) for one in seeds]
     done: list[Maximized] = []
@@ -93,7 +94,8 @@ class Ascent:
         self.patch = (trace.size[0] // h, trace.size[1] // w)
         self.keys = torch.tensor(self.seeds, device=model.device)
         like = torch.zeros((), dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
-        self.canvas = Canvas(self.keys, trace.size, options["canvas"] == "fourier", options["decay"], like)
+        fourier, decay = options["canvas"] == "fourier", options["decay"]
+        self.canvas = Canvas(self.keys, trace.size, fourier, decay, like, model.channels)
         colours = (model.preprocess.mean, model.preprocess.std)
         self.mean, self.std = (torch.tensor(tuple(c)).to(like)[:, None, None] for c in colours)
 
@@ -132,6 +134,7 @@ class Ascent:
             patch=self.patch,
             stopped=stopped,
             usual=DECLARED.check({}),
+            bands=self.trace.model.bands or usual_bands(images.shape[1]),
         )
 
     def climb(self, step: int) -> Scores:
@@ -149,10 +152,10 @@ class Ascent:
         (self.canvas.z.grad,) = torch.autograd.grad(image, [self.canvas.z], -uphill)
         return values.detach()
 
-    def views(self, images: Images, step: int) -> Float[Tensor, "rows 3 Y X"]:
+    def views(self, images: Images, step: int) -> Float[Tensor, "rows channels Y X"]:
         """Random copies of each image, in a row."""
         o, copies = self.options, self.options["copies"]
-        draws = drawn(self.keys, copies, step).to(images)
+        draws = drawn(self.keys, copies, step, images.shape[1]).to(images)
         images = images.repeat_interleave(copies, 0)
         images = moved(images, draws, o["jitter"], o["scale"], o["rotate"])
         images = recoloured(images, draws, o["colour"])

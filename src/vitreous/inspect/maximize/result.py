@@ -27,7 +27,7 @@ LEAST_SIDE = 224  # smaller images are enlarged in films
 class Maximized:
     """One image for each unit and seed, with the ascent that led to it."""
 
-    images: Float[Tensor, "U 3 Y X"]  # in 0…1, in steps of 1/255
+    images: Float[Tensor, "U channels Y X"]  # in 0…1, in steps of 1/255
     units: tuple[str, ...]
     titles: tuple[str, ...]  # the units for people: with the label of a class given by its number
     seeds: tuple[int, ...]
@@ -35,13 +35,14 @@ class Maximized:
     start: Float[Tensor, "U"]  # on the first image as it is
     final: Float[Tensor, "U"]  # on the last
     border_ratio: Float[Tensor, "U"]  # squared steps between patches over those inside; 1: no checkerboard
-    film: UInt8[Tensor, "U F 3 Y X"] = field(repr=False)
+    film: UInt8[Tensor, "U F channels Y X"] = field(repr=False)
     options: Mapping[str, Any]
     model: str
     patch: tuple[int, int]
     stopped: bool = False  # by Ctrl-C, before the last step
     version: str = VERSION
     usual: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the defaults of the options
+    bands: tuple[int, ...] = (0, 1, 2)  # the channels that are shown
 
     def __len__(self) -> int:
         return len(self.units)
@@ -73,7 +74,7 @@ class Maximized:
 
     def picture(self, index: int = 0) -> Image.Image:
         """One image, in the model's own size."""
-        return as_image((self.images[index] * 255).round().to(torch.uint8))
+        return as_image((self.images[index] * 255).round().to(torch.uint8), self.bands)
 
     def save(self, path: str | Path) -> Path:
         """A figure (.png, .svg, .pdf, …) or all the numbers with their provenance (.npz)."""
@@ -101,7 +102,7 @@ class Maximized:
         """Write the ascent as a film that stays on its last image for a while."""
         from vitreous.plot.gif import gif_bytes
 
-        frames = [enlarged(as_image(frame)) for frame in self.film[index]]
+        frames = [enlarged(as_image(frame, self.bands)) for frame in self.film[index]]
         return write_image(Path(path), gif_bytes(frames, [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]), ".gif")
 
     def _repr_png_(self) -> bytes:
@@ -134,8 +135,9 @@ def lengthened(values: Tensor, length: int) -> Tensor:
     return torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], 1)
 
 
-def as_image(pixels: UInt8[Tensor, "3 Y X"]) -> Image.Image:
-    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+def as_image(pixels: UInt8[Tensor, "channels Y X"], bands: Sequence[int]) -> Image.Image:
+    shown = pixels[list(bands if len(bands) == 3 else [*bands] * 3)]
+    return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())
 
 
 def enlarged(image: Image.Image) -> Image.Image:

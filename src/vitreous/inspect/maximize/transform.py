@@ -12,12 +12,12 @@ from torch import Tensor
 from vitreous._support.noise import normal
 from vitreous.types import Images
 
-DRAWS = 10  # two of the place, one each of size and angle, three gains and three shifts of the colours
+PLACE = 4  # draws: two of the place, one each of size and angle; then a gain and a shift for each channel
 
 
 def moved(
-    images: Images, draws: Float[Tensor, "B 10"], jitter: int, scale: float, rotate: float
-) -> Float[Tensor, "B 3 Y X"]:
+    images: Images, draws: Float[Tensor, "B draws"], jitter: int, scale: float, rotate: float
+) -> Float[Tensor, "B channels Y X"]:
     """Shifted by up to `jitter` pixels, resized by up to 1 + `scale` either way, turned by up to `rotate` degrees.
 
     What lies beyond the edges is the image mirrored.
@@ -34,18 +34,20 @@ def moved(
     return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
 
-def recoloured(images: Images, draws: Float[Tensor, "B 10"], colour: float) -> Float[Tensor, "B 3 Y X"]:
+def recoloured(images: Images, draws: Float[Tensor, "B draws"], colour: float) -> Float[Tensor, "B channels Y X"]:
     """Each channel stretched around grey by up to e^±colour and shifted by up to ± half of that."""
     if not colour:
         return images
-    gain, shift = ((colour * part)[:, :, None, None].to(images) for part in (draws[:, 4:7], draws[:, 7:10] / 2))
+    gains, shifts = draws[:, PLACE:].chunk(2, 1)
+    gain, shift = ((colour * part)[:, :, None, None].to(images) for part in (gains, shifts / 2))
     return (images - 0.5) * gain.exp() + 0.5 + shift
 
 
-def drawn(keys: Int[Tensor, "U"], copies: int, step: int) -> Float[Tensor, "B 10"]:
+def drawn(keys: Int[Tensor, "U"], copies: int, step: int, channels: int = 3) -> Float[Tensor, "B draws"]:
     """Numbers evenly between −1 and 1 for each copy of each image: of the key and the step alone."""
-    even: Tensor = 2 * torch.special.ndtr(normal(keys.cpu(), copies * DRAWS, 2 * step + 1)) - 1
-    return even.reshape(-1, DRAWS)
+    draws = PLACE + 2 * channels
+    even: Tensor = 2 * torch.special.ndtr(normal(keys.cpu(), copies * draws, 2 * step + 1)) - 1
+    return even.reshape(-1, draws)
 
 
 def noisy(images: Images, keys: Int[Tensor, "U"], copies: int, step: int, sigma: float) -> Images:

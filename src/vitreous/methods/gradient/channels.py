@@ -13,7 +13,7 @@ Reduce = Literal["abs-mean", "sum", "max-abs"]
 
 
 def reduce_channels(values: Tensor, how: Reduce) -> Map:
-    """[B 3 Y X] to [B Y X]."""
+    """[B channels Y X] to [B Y X]."""
     if how == "sum":
         return values.sum(1)
     return values.abs().mean(1) if how == "abs-mean" else values.abs().amax(1)

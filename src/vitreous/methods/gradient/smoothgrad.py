@@ -47,7 +47,7 @@ def unit_noise(trace: Trace, samples: int, seed: int) -> Iterator[Images]:
 
 def smooth_gradient(
     trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1
-) -> Float[Tensor, "B 3 Y X"]:
+) -> Float[Tensor, "B channels Y X"]:
     """The mean (squared) gradient over the given noise."""
     fixed, images = target.fix(trace.output), trace.images
     flat = images.flatten(1)

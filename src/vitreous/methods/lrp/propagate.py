@@ -57,7 +57,7 @@ def token_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
 
 
 def image_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
-    """x·∂y/∂x of the pixels, [B 3 Y X]."""
+    """x·∂y/∂x of the pixels, [B channels Y X]."""
     record, (rules, _) = trace.kept(table.name, partial(run_under, trace, table))
     return relevance_of(record.images, trace, target, record, rules)
 

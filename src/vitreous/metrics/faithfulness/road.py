@@ -57,7 +57,7 @@ def road(
     return Measured(curve.mean(1), curve, shares)
 
 
-def unit_noise(trace: Trace, seed: int) -> Float[Tensor, "B 3 Y X"]:
+def unit_noise(trace: Trace, seed: int) -> Float[Tensor, "B channels Y X"]:
     """Standard normal noise from a stream of each image's own."""
     drawn = [torch.randn(trace.images.shape[1:], generator=stream) for stream in trace.generators(seed)]
     return torch.stack(drawn).to(trace.images.device)

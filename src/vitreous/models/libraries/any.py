@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.images.preprocess import IMAGENET, Preprocess, adapt
+from vitreous.images.preprocess import IMAGENET, Preprocess, adapt, scaled
 
 Size = tuple[int, int]  # height, width
 PREFIX = ""
@@ -62,6 +62,9 @@ class Library(Source, Protocol):
     def classifies(self, net: nn.Module) -> bool | None:
         """Are its outputs class scores? None if unknown."""
 
+    def channels(self, net: nn.Module) -> int | None:
+        """How many channels its images have; None if unknown."""
+
     def run(self, net: nn.Module, images: Tensor) -> Any:
         """One forward pass; returns whatever the network returns."""
 
@@ -88,6 +91,21 @@ def classifies(net: nn.Module) -> bool | None:
     return None
 
 
+def channels(net: nn.Module) -> int | None:
+    """Those of the first convolution, or of a linear layer that embeds patches of a stated size."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            return module.in_channels
+    for module in net.modules():
+        side = stated_size(module, names=("patch_size",))
+        area = 0 if side is None else side[0] * side[1]
+        widths = [child.in_features for child in module.modules() if isinstance(child, nn.Linear)]
+        fitting = [width // area for width in widths if area and width % area == 0]
+        if fitting:
+            return 3 if 3 in fitting else fitting[0]
+    return None
+
+
 def run(net: nn.Module, images: Tensor) -> Any:
     return net(images)
 
@@ -97,7 +115,7 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
     config = getattr(net, "config", None)
     places = net, getattr(net, "patch_embed", None), getattr(net, "visual", None), config
     found = size or stated_size(*places, getattr(config, "vision_config", None))
-    return cropped(found or (224, 224), *IMAGENET)
+    return cropped(found or (224, 224), *IMAGENET, channels=channels(net) or 3)
 
 
 def text(net: nn.Module, name: str) -> Callable[[str], Any] | None:
@@ -124,10 +142,10 @@ def find_output(raw: Mapping[str, Any]) -> Tensor | None:
     return vectors[0] if len(vectors) == 1 else None
 
 
-def stated_size(*places: Any) -> Size | None:
+def stated_size(*places: Any, names: Sequence[str] = ("image_size", "img_size")) -> Size | None:
     """The image size that the first of these objects states that has one."""
     for place in places:
-        for name in ("image_size", "img_size"):
+        for name in names:
             size = getattr(place, name, None)
             if isinstance(size, int):
                 return size, size
@@ -136,8 +154,12 @@ def stated_size(*places: Any) -> Size | None:
     return None
 
 
-def cropped(size: Size, mean: Sequence[float], std: Sequence[float], crop: float = 1.0) -> Preprocess:
+def cropped(
+    size: Size, mean: Sequence[float], std: Sequence[float], crop: float = 1.0, channels: int = 3
+) -> Preprocess:
     """Scale the short side (bicubic), crop the centre, normalise: timm's evaluation transform, for any library."""
+    if channels != 3:
+        return scaled(size, mean, std, channels, crop)
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     mean, std = tuple(mean), tuple(std)

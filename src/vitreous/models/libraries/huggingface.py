@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitreous._support.optional import needs
 from vitreous.errors import ModelError, WeightsError, one_line
 from vitreous.images import preprocess as generic
-from vitreous.images.preprocess import IMAGENET, Preprocess
+from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
 from vitreous.models.checkpoint import fill, read_state, some
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries import open_clip
@@ -50,6 +50,14 @@ def classifies(net: nn.Module) -> bool | None:
     if hasattr(net, "get_image_features") or open_clip.owns(net):
         return False
     return "Classification" in type(net).__name__ if hasattr(net, "main_input_name") else None
+
+
+def channels(net: nn.Module) -> int | None:
+    """Those of the first convolution, or else those that the configuration states."""
+    config = getattr(net, "config", None)
+    places = config, getattr(config, "vision_config", None)
+    stated = next((count for place in places if (count := getattr(place, "num_channels", None))), None)
+    return any_other.channels(net) or stated
 
 
 def run(net: Any, images: Tensor) -> Any:
@@ -96,12 +104,33 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
 def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
     """The image processor saved with the network, or else the usual one of its architecture at the network's size."""
     saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
+    kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
+    if (channels(net) or 3) != 3:
+        steps = usual_processor(kind) if saved is None else saved
+        return of_bands(net, steps, size or own_size(net) or (224, 224))
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
     size = size or own_size(net) or (224, 224)
-    kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     usual = usual_processor(kind)
     return cropped(size, *IMAGENET) if usual is None else resized(usual, size)
+
+
+def of_bands(net: Any, processor: Any, size: Size) -> Preprocess:
+    """The steps of a processor for a network of other channels than three; without one, ImageNet's colours."""
+    count = channels(net) or 3
+    if processor is None or not hasattr(processor, "image_mean"):
+        return cropped(size, *IMAGENET, channels=count)
+    told = processor.to_dict()
+    before, crop = dict(told["size"]), dict(told.get("crop_size") or {}) if told.get("do_center_crop") else {}
+    kept = crop["height"] / (before.get("shortest_edge") or before["height"]) if crop else 1.0
+    unit = 255 * (told["rescale_factor"] if told.get("do_rescale", True) else 1.0)  # of what it normalises
+    mean, std = (told["image_mean"], told["image_std"]) if told.get("do_normalize", True) else ([0.0], [1.0])
+    mean, std = ([value / unit for value in listed(values)] for values in (mean, std))
+    return scaled(size, mean, std, count, kept, whole="shortest_edge" not in before)
+
+
+def listed(values: Any) -> list[float]:
+    return [float(value) for value in ([values] if isinstance(values, int | float) else values)]
 
 
 def saved_processor(name: str, local: bool) -> Any:
@@ -144,13 +173,13 @@ def resized(processor: Any, size: Size) -> Preprocess:
     return adapt(type(processor)(**told))
 
 
-def adapt(given: Any) -> Preprocess:
+def adapt(given: Any, channels: int = 3) -> Preprocess:
     """Any preprocessing a user may give: a callable, an image processor, or a processor of images and text."""
     if hasattr(given, "image_processor") and not hasattr(given, "image_mean"):
-        return adapt(given.image_processor)
-    if callable(given) and hasattr(given, "image_mean"):
+        return adapt(given.image_processor, channels)
+    if callable(given) and hasattr(given, "image_mean") and channels == 3:
         return generic.measured(lambda image: given(images=image, return_tensors="pt")["pixel_values"])
-    return generic.adapt(given)
+    return generic.adapt(given, channels)
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

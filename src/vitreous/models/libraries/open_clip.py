@@ -13,6 +13,7 @@ from vitreous.images.preprocess import Preprocess, adapt
 from vitreous.models.checkpoint import fill, read_state
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
+from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import name as name
 from vitreous.models.libraries.loading import RANDOM, SEE, hush, not_built
@@ -41,7 +42,9 @@ def preprocess(net: Any, size: Size | None = None) -> Preprocess:
     if not (hasattr(net, "encode_image") and hasattr(net, "visual")):
         return any_other.preprocess(net, size)
     size = size or stated_size(net, net.visual) or (224, 224)
-    config = getattr(net.visual, "preprocess_cfg", None) or {}
+    config, count = getattr(net.visual, "preprocess_cfg", None) or {}, channels(net.visual) or 3
+    if count != 3:
+        return cropped(size, *COLOURS, channels=count)
     try:
         from open_clip.transform import PreprocessCfg, image_transform_v2
 

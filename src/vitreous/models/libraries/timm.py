@@ -12,9 +12,10 @@ from typing import Any
 from torch import nn
 
 from vitreous.errors import ModelError, nearest
-from vitreous.images.preprocess import Preprocess, adapt
-from vitreous.models.checkpoint import Blank, Convert, classes_in, fill, read_state
+from vitreous.images.preprocess import Preprocess, adapt, scaled
+from vitreous.models.checkpoint import Blank, Convert, channels_in, classes_in, fill, read_state
 from vitreous.models.libraries.any import Loaded, Size, stated_size
+from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
 from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not_built
@@ -63,6 +64,10 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
     size = size or stated_size(net, getattr(net, "patch_embed", None))
     if size is not None:
         config["input_size"] = (3, *size)
+    count = channels(net) or 3
+    if count != 3:
+        whole = config["crop_mode"] == "squash"
+        return scaled(config["input_size"][1:], config["mean"], config["std"], count, config["crop_pct"], whole)
     return adapt(create_transform(**config))
 
 
@@ -80,6 +85,9 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
     try:
         with hush(), nullcontext() if state is None else Blank():
             net = timm.create_model(name, pretrained=weights is None, **options)
+            count = None if state is None else channels_in(state, net)
+            if count not in (None, channels(net)):
+                net = timm.create_model(name, in_chans=count, **options)
     except Exception as error:
         if "img_size" in str(error) and size is not None:
             raise fixed_size(name, error) from error

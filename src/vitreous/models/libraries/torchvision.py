@@ -12,6 +12,7 @@ from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import IMAGENET, Preprocess, adapt
 from vitreous.models.checkpoint import Blank, State, bare_names, classes_in, fill, read_state
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
+from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import classifies as classifies
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import name as name
@@ -29,7 +30,7 @@ def owns(net: nn.Module) -> bool:
 
 
 def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
-    return cropped(size or stated_size(net) or (224, 224), *IMAGENET, crop=0.875)
+    return cropped(size or stated_size(net) or (224, 224), *IMAGENET, crop=0.875, channels=channels(net) or 3)
 
 
 def load(name: str, weights: str | None, size: Size | None) -> Loaded:

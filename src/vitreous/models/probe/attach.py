@@ -144,4 +144,13 @@ def attach(model: Model, probe: Probe | str | Path) -> Model:
     probe.fits(model)
     net = Probed(model, probe)
     facts_of(net).lock = model.facts.lock  # one run at a time through what both share
-    return Model(net, model.preprocess, probe.classes, name=name, classifier=True, layout=model._given_layout)
+    return Model(
+        net,
+        model.preprocess,
+        probe.classes,
+        name=name,
+        classifier=True,
+        layout=model._given_layout,
+        channels=model.channels,
+        bands=model.bands,
+    )

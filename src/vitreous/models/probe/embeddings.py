@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import ModelError
+from vitreous.images.bands import Bands
 from vitreous.images.class_folders import Made, Make, Reader, augmentation
 from vitreous.models.model import Model
 from vitreous.models.probe.attach import embed
@@ -58,7 +59,7 @@ def plain(model: Model) -> Make:
     """The model's own preprocessing."""
     steps = model.preprocess
 
-    def make(image: Image.Image, number: int) -> Made:
+    def make(image: Image.Image | Bands, number: int) -> Made:
         return steps(image)
 
     return make

@@ -50,7 +50,7 @@ def evaluate(model: Model, data: str | Path, *, batch: int = 128, progress: Tell
     groups = [list(range(i, min(i + batch, len(folder.files)))) for i in range(0, len(folder.files), batch)]
     named: list[Counter[int]] = [Counter() for _ in folder.classes]  # for each class: what its images were taken for
     images = right = 0
-    with torch.inference_mode(False), torch.no_grad(), Reader(folder) as reader:
+    with torch.inference_mode(False), torch.no_grad(), Reader(folder, model.channels) as reader:
         for done, (there, x) in enumerate(reader.batches(groups, plain(model)), 1):
             for number, said in zip(there, [] if x is None else name_images(model, x)):
                 named[folder.labels[number]][said] += 1

@@ -78,7 +78,7 @@ def train(
     learn, check = split(folder, validation, seed)
     identity = fingerprint(model)
     files = Files(out, {"backbone": identity, "images": folder.digest, "image size": list(model.size), **options})
-    with torch.inference_mode(False), torch.enable_grad(), Reader(folder) as reader:
+    with torch.inference_mode(False), torch.enable_grad(), Reader(folder, model.channels) as reader:
         reader.check(learn, check)
         if not resume:
             files.clear()

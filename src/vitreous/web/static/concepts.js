@@ -22,7 +22,7 @@ let pickMethod = null;
 
 export const concepts = {
   begin(panel) {
-    const pick = el("input.unseen", { type: "file", accept: "image/*", multiple: true, id: "example-files" });
+    const pick = el("input.unseen", { type: "file", accept: "image/*,.npy,.npz", multiple: true, id: "example-files" });
     pick.addEventListener("change", () => {
       add([...pick.files]);
       pick.value = "";

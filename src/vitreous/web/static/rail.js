@@ -16,7 +16,7 @@ let view = null;
 let drawn = null; // the classes that are shown
 
 export function begin() {
-  const pick = el("input", { type: "file", accept: "image/*", className: "unseen", id: "file" });
+  const pick = el("input", { type: "file", accept: "image/*,.npy,.npz", className: "unseen", id: "file" });
   pick.addEventListener("change", () => {
     if (pick.files.length) upload(pick.files[0]);
     pick.value = "";
