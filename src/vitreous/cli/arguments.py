@@ -62,6 +62,15 @@ ProbeFile = Annotated[
     Path | None,
     typer.Option("--probe", help="A file of vitreous probe train: use its classes instead of the model's own."),
 ]
+OutputIs = Annotated[
+    str,
+    typer.Option(
+        "--output-is",
+        help="What the output means: logits, sigmoid (each class by itself), softmax (already probabilities) "
+        "or value (a regression).",
+        metavar="MEANING",
+    ),
+]
 Memory = Annotated[
     str | None, typer.Option("--memory", help="Use about this much memory: 4GB, 512MiB; default: half of what is free.")
 ]
@@ -124,10 +133,12 @@ class Source(Backbone):
 
     labels: LabelsFile = None
     probe: ProbeFile = None
+    output_is: OutputIs = "auto"
     memory: Memory = None
 
     def load(self) -> Model:
-        return load_model(self.model, self.weights, self.device, self.img_size, self.labels, self.probe)
+        more = self.labels, self.probe, self.output_is
+        return load_model(self.model, self.weights, self.device, self.img_size, *more)
 
     def limited(self) -> AbstractContextManager[None]:
         """Apply the memory limit within this context."""
@@ -231,12 +242,13 @@ def load_model(
     img_size: str | None,
     labels: Path | None = None,
     probe: Path | None = None,
+    output: str = "auto",
 ) -> Model:
     from vitreous.models.load import is_here, load
 
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
-    model = load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe)
+    model = load(spec, weights, device, img_size=parse_size(img_size), labels=labels, probe=probe, output=output)
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model

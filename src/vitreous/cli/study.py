@@ -25,6 +25,7 @@ from vitreous.cli.arguments import (
     MetricNames,
     ModelNames,
     OutFolder,
+    OutputIs,
     ProbeFile,
     Saliency,
     SetOption,
@@ -49,6 +50,7 @@ class Sources:
     device: Device = None
     labels: LabelsFile = None
     probe: ProbeFile = None
+    output_is: OutputIs = "auto"
     memory: Memory = None
 
 
@@ -240,4 +242,7 @@ def models(sources: Sources) -> list[Any]:
         raise OptionError(f"{len(weights)} --weights for {len(names)} --model; give one for each, in the same order")
     size = parse_size(sources.img_size)
     labels, probe = (None if file is None else str(file) for file in (sources.labels, sources.probe))
-    return [Source(name, file, size, labels, probe) for name, file in zip(names, weights or [None] * len(names))]
+    return [
+        Source(name, file, size, labels, probe, output=sources.output_is)
+        for name, file in zip(names, weights or [None] * len(names))
+    ]

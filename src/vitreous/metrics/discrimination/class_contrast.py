@@ -3,6 +3,7 @@ from __future__ import annotations
 from vitreous.errors import TargetError
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import correlation
+from vitreous.models.output import Meaning
 from vitreous.registry import metric
 from vitreous.trace.target import Top, no_classifier
 
@@ -17,6 +18,8 @@ def class_contrast(case: Case) -> Measured:
     trace = case.trace
     if not trace.classifies:
         raise no_classifier(trace.model.name)
+    if trace.model.meaning is Meaning.VALUE:
+        raise TargetError(f"class_contrast compares two classes; {trace.model.name} returns values, not classes")
     if trace.output.shape[1] < 2:
         raise TargetError(f"class_contrast compares two classes; {trace.model.name} has one")
     best, second = (Top(rank).fix(trace.output) for rank in (1, 2))

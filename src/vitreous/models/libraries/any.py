@@ -62,6 +62,9 @@ class Library(Source, Protocol):
     def classifies(self, net: nn.Module) -> bool | None:
         """Are its outputs class scores? None if unknown."""
 
+    def meaning(self, net: nn.Module) -> str | None:
+        """What its settings say of its outputs: "logits", "sigmoid" or "value"; None if nothing."""
+
     def run(self, net: nn.Module, images: Tensor) -> Any:
         """One forward pass; returns whatever the network returns."""
 
@@ -85,6 +88,10 @@ def labels(net: nn.Module) -> Mapping[int, str]:
 
 
 def classifies(net: nn.Module) -> bool | None:
+    return None
+
+
+def meaning(net: nn.Module) -> str | None:
     return None
 
 

@@ -15,6 +15,7 @@ from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import Preprocess, adapt
 from vitreous.models.checkpoint import Blank, Convert, classes_in, fill, read_state
 from vitreous.models.libraries.any import Loaded, Size, stated_size
+from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
 from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not_built
