@@ -18,10 +18,10 @@ def class_contrast(case: Case) -> Measured:
     trace = case.trace
     if not trace.classifies:
         raise no_classifier(trace.model.name)
-    if trace.model.meaning is Meaning.VALUE:
-        raise TargetError(f"class_contrast compares two classes; {trace.model.name} returns values, not classes")
     if trace.output.shape[1] < 2:
         raise TargetError(f"class_contrast compares two classes; {trace.model.name} has one")
+    if trace.model.meaning is Meaning.VALUE:
+        raise TargetError(f"class_contrast compares two classes; {trace.model.name} returns values, not classes")
     best, second = (Top(rank).fix(trace.output) for rank in (1, 2))
     one = case.map if case.target == best else case.again(trace, best)
     return Measured(1 - correlation(one, case.again(trace, second)).abs())
