@@ -65,6 +65,15 @@ ProbeFile = Annotated[
     Path | None,
     typer.Option("--probe", help="A file of vitreous probe train: use its classes instead of the model's own."),
 ]
+OutputIs = Annotated[
+    str,
+    typer.Option(
+        "--output-is",
+        help="What the output means: logits, sigmoid (each class by itself), softmax (already probabilities) "
+        "or value (a regression).",
+        metavar="MEANING",
+    ),
+]
 Memory = Annotated[
     str | None, typer.Option("--memory", help="Use about this much memory: 4GB, 512MiB; default: half of what is free.")
 ]
@@ -128,11 +137,12 @@ class Source(Backbone):
 
     labels: LabelsFile = None
     probe: ProbeFile = None
+    output_is: OutputIs = "auto"
     memory: Memory = None
 
     def load(self) -> Model:
-        given = self.labels, self.probe, self.bands
-        return load_model(self.model, self.weights, self.device, self.img_size, *given)
+        more = self.labels, self.probe, self.bands, self.output_is
+        return load_model(self.model, self.weights, self.device, self.img_size, *more)
 
     def limited(self) -> AbstractContextManager[None]:
         """Apply the memory limit within this context."""
@@ -244,13 +254,14 @@ def load_model(
     labels: Path | None = None,
     probe: Path | None = None,
     bands: str | None = None,
+    output: str = "auto",
 ) -> Model:
     from vitreous.models.load import is_here, load
 
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
     size, shown = parse_size(img_size), parse_bands(bands)
-    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown)
+    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown, output=output)
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model

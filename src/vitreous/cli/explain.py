@@ -28,6 +28,7 @@ from vitreous.cli.results import (
 )
 from vitreous.errors import OptionError, TargetError, Unsupported, one_of
 from vitreous.models.model import Model
+from vitreous.models.output import Meaning
 from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.registry import Method
 from vitreous.trace.apply import images_at_once
@@ -148,12 +149,13 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
 
 
 def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
-    """The best classes of one image; empty for a model without a classifier."""
+    """The best classes of one image, or its largest values; empty for a model without a classifier."""
     if not trace.classifies:
         return []
-    chances, classes = trace.output[index].softmax(-1).topk(min(count, trace.output.shape[1]))
-    label = trace.model.label
-    return [{"class": c, "label": label(c), "probability": p} for c, p in zip(classes.tolist(), chances.tolist())]
+    model = trace.model
+    what = ("output", "value") if model.meaning is Meaning.VALUE else ("class", "probability")
+    found = model.meaning.best(trace.output[index], count)
+    return [{what[0]: number, "label": model.label(number), what[1]: share} for number, share in found]
 
 
 # -------------------------------------------------------------------------------------------------------- writing files
@@ -166,8 +168,9 @@ def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, n
     maps = {key(one): one for row in rows for one in row if one is not None}
     arrays: dict[str, Any] = {k: one.map[0].cpu().numpy() for k, one in maps.items()}
     save_arrays(npz, {**arrays, "provenance": json.dumps({k: one.provenance for k, one in maps.items()})})
-    bars = [(entry["label"], entry["probability"]) for entry in top]
-    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells), png)
+    values = any("value" in entry for entry in top)
+    bars = [(entry["label"], entry["value" if values else "probability"]) for entry in top]
+    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells, values=values), png)
     ranges = {k: {"min": number(v.min()), "max": number(v.max())} for k, v in arrays.items()}
     notes = {k: told(one) for k, one in maps.items() if told(one)}
     return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges, "notes": notes}
@@ -224,4 +227,7 @@ def short(value: Any) -> str:
 
 
 def seen(entry: dict[str, Any]) -> str:
-    return ", ".join(f"{t['label']} {t['probability']:.0%}" for t in entry["top"][:3])
+    top = entry["top"][:3]
+    return ", ".join(
+        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t['probability']:.0%}") for t in top
+    )

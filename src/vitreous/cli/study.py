@@ -26,6 +26,7 @@ from vitreous.cli.arguments import (
     MetricNames,
     ModelNames,
     OutFolder,
+    OutputIs,
     ProbeFile,
     Saliency,
     SetOption,
@@ -51,6 +52,7 @@ class Sources:
     device: Device = None
     labels: LabelsFile = None
     probe: ProbeFile = None
+    output_is: OutputIs = "auto"
     memory: Memory = None
 
 
@@ -242,5 +244,5 @@ def models(sources: Sources) -> list[Any]:
         raise OptionError(f"{len(weights)} --weights for {len(names)} --model; give one for each, in the same order")
     size, bands = parse_size(sources.img_size), parse_bands(sources.bands)
     labels, probe = (None if file is None else str(file) for file in (sources.labels, sources.probe))
-    pairs = zip(names, weights or [None] * len(names))
-    return [Source(name, file, size, labels, probe, bands=bands) for name, file in pairs]
+    kind, pairs = sources.output_is, zip(names, weights or [None] * len(names))
+    return [Source(name, file, size, labels, probe, bands=bands, output=kind) for name, file in pairs]

@@ -70,6 +70,11 @@ class Case:
         """The indices of the patches, the most relevant first; ties keep their order."""
         return self.patches.flatten(1).argsort(dim=1, descending=True, stable=True)
 
+    @cached_property
+    def graded(self) -> Target:
+        """The target by probability: p(target); by its score if it is no class, or a value."""
+        return self.target.graded(self.trace.model.meaning)
+
     def again(self, trace: Trace, target: Target | None = None) -> Map:
         """The method's maps for another trace or target."""
         if self.method is None:
@@ -185,7 +190,7 @@ class NoTarget(Target):
 def no_target(trace: Trace) -> TargetError:
     return TargetError(
         f"{trace.model.name} has no classifier, so there is no score to measure; give a concept, a text or "
-        "neuron:NUMBER as target="
+        "neuron:NUMBER as target=, or say that its outputs are classes: Model(net, classifier=True)"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from vitreous.errors import ModelError, one_line, one_of
 from vitreous.models.labels import read_labels
 from vitreous.models.libraries import DEFAULT, SOURCES, Size, embedded
 from vitreous.models.model import Model
+from vitreous.models.output import AUTO, check_kind
 
 LOG = logging.getLogger(__name__)
 EMBEDDED = embedded.NAME
@@ -28,25 +30,29 @@ def load(
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     probe: str | Path | None = None,
     bands: Sequence[int] | int | None = None,
+    output: str = AUTO,
 ) -> Model:
     """Load a model by name.
 
     "timm/NAME" or NAME, "hf/ID" or "hf/FOLDER", "torchvision/NAME", "openclip/NAME[:TAG]"; by default the embedded
     model. `weights`: a .safetensors or .pth file, or "random"; by default the published ones. `img_size`: another input
     size. `probe`: a file written by `vitreous probe train`, whose classes replace the model's own. `bands`: the
-    one or three channels of an image that figures show, for models that take more than red, green and blue.
+    one or three channels of an image that figures show, for models that take more than red, green and blue. `output`:
+    what the numbers of its output mean, as in `Model`.
     """
     if probe is not None and labels is not None:
         raise ModelError("a probe brings its own labels; give either labels or a probe")
+    if probe is not None and output != AUTO:
+        raise ModelError("a probe gives logits of its own classes; give either output or a probe")
+    check_kind(output, None)
     source, name = parse(spec)
     where, kind = pick_device(device), to_dtype(dtype)
     found = SOURCES[source].load(name, None if weights is None else str(weights), to_size(img_size))
     if labels is not None:
-        given = labels if isinstance(labels, Mapping) or not isinstance(labels, str | Path) else read_labels(labels)
-        model = Model(found.net, found.preprocess, given, name=found.name, classifier=True, bands=bands)
-    else:
-        classifies, named = found.classifier, found.labels
-        model = Model(found.net, found.preprocess, named, name=found.name, classifier=classifies, bands=bands)
+        given = read_labels(labels) if isinstance(labels, str | Path) else labels
+        found = found._replace(labels=given, classifier=True)
+    more: dict[str, Any] = {"classifier": found.classifier, "bands": bands, "output": output}
+    model = Model(found.net, found.preprocess, found.labels, name=found.name, **more)
     if probe is not None:
         from vitreous.models.probe.attach import attach
 

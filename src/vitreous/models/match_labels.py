@@ -11,6 +11,7 @@ from vitreous.images.entries import some
 from vitreous.models.labels import find_exact, names
 from vitreous.models.libraries import wordnet
 from vitreous.models.model import Model
+from vitreous.models.output import Meaning
 
 SAME = 0.5  # share of equal class names above which two lists are taken for the same classes, spelled in two ways
 
@@ -22,13 +23,17 @@ def match_labels(data: Data, model: Model) -> Data:
         return data
     if model.outputs is None:
         _ = model.layout  # the layout run tells the number of outputs
+    if model.meaning is Meaning.VALUE or model.outputs == 1:
+        what = "returns values" if model.meaning is Meaning.VALUE else "has one output"
+        return unlabelled(
+            data, f"{model.name} {what}, which the labels of {data.source} do not number; they are not used"
+        )
     own = own_numbers(data, model)
     found = {label: own[label] if label in own else class_number(label, model) for label in given}
     unknown = [str(label) for label, number in found.items() if number is None]
     if len(unknown) == len(found):
         said = f"the labels of {data.source} are not classes of {model.name} ({some(unknown)}) and are not used"
-        samples = tuple(replace(s, label=None) for s in data.samples)
-        return replace(data, samples=samples, notes=(*data.notes, said))
+        return unlabelled(data, said)
     if unknown:
         known = [name for label in model.labels.values() for name in names(label)]
         raise TargetError(
@@ -37,6 +42,10 @@ def match_labels(data: Data, model: Model) -> Data:
         )
     samples = tuple(s if s.label is None else replace(s, label=found[s.label]) for s in data.samples)
     return replace(data, samples=samples)
+
+
+def unlabelled(data: Data, note: str) -> Data:
+    return replace(data, samples=tuple(replace(s, label=None) for s in data.samples), notes=(*data.notes, note))
 
 
 def own_numbers(data: Data, model: Model) -> dict[int | str, int]:

@@ -21,6 +21,7 @@ from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
+from vitreous.models.output import AUTO, Ending, Meaning, check_kind, decide, see
 from vitreous.types import Images, Output
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
@@ -30,8 +31,10 @@ class Model:
     """A network, its preprocessing and its labels. The network itself is never changed.
 
     `forward` runs the network on a batch (found for timm, transformers, torchvision and open_clip models);
-    `classifier` says whether its output is class scores; `layout` replaces what the layout run finds. `channels`: how
-    many its images have, where the network does not tell; `bands`: the one or three of them that figures show.
+    `classifier` says whether its output is class scores, `output` what its numbers mean: "logits", "sigmoid", "softmax"
+    (it returns probabilities), "value" (a regression) or "auto"; `layout` replaces what the layout run finds.
+    `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
+    figures show.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Model:
         name: str | None = None,
         forward: Callable[[Tensor], Any] | None = None,
         classifier: bool | None = None,
+        output: str = AUTO,
         layout: Layout | None = None,
         channels: int | None = None,
         bands: Sequence[int] | int | None = None,
@@ -56,7 +60,13 @@ class Model:
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
+        self.output = check_kind(output, classifier)
         self.classifier = known if classifier is None else classifier
+        if self.output != AUTO:
+            self.classifier = True
+        self._named = classifier is True or bool(self.labels)
+        self._ending: Ending | None = None  # what the layout run showed of the output
+        self._meaning: Meaning | None = None
         self._forward = forward
         self._preprocess = preprocess
         self._channels = channels
@@ -117,15 +127,36 @@ class Model:
     def layout_at(self, size: tuple[int, int]) -> Layout:
         """The geometry at this (height, width), measured once; a layout given by hand is believed."""
         if size not in self._layouts:
+            self._ending = self._ending if self._layouts else None  # of a run with gradients
             self._layouts[size], reference = find_layout(self, size, self._given_layout)
             if self._given_layout is None:
                 self.facts.note(("layout run", size), reference)
+            if self._ending is not None:
+                self._ending.check(self.output, self.name)
         return self._layouts[size]
 
     def alone_at(self, size: tuple[int, int]) -> Layout:
         """The geometry at this size, of a model that must be run one image at a time."""
         self._layouts[size] = self.layout_at(size).one_by_one()
         return self._layouts[size]
+
+    def classifies(self, layout: Layout) -> bool:
+        """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
+        if self.classifier is None:
+            self.classifier = layout.linear_output or (self._ending is not None and self._ending.classifies)
+        return self.classifier
+
+    @property
+    def meaning(self) -> Meaning:
+        """What the numbers of its output mean, as given or as the layout run shows."""
+        if self._meaning is None and self.output != AUTO:
+            self._meaning = Meaning(self.output)
+        if self._meaning is None:
+            layout = next(iter(self._layouts.values()), None) or self.layout
+            assert self._ending is not None
+            told = self.library.meaning(self.module)
+            self._meaning = decide(self._ending, self.classifies(layout), told, self._named)
+        return self._meaning
 
     @property
     def facts(self) -> Facts:
@@ -135,11 +166,12 @@ class Model:
     def forget(self) -> None:
         """Forget everything that was found out by running the network, after it was changed in place."""
         self._layouts.clear()
+        self._meaning = None
         self.facts.forget()
 
     def label(self, index: int) -> str:
-        """The first name of a class, or its number."""
-        return self.labels.get(index, f"class {index}").split(",")[0]
+        """The first name of a class (of a regression, of an output), or its number."""
+        return self.labels[index].split(",")[0] if index in self.labels else f"{self.meaning.noun} {index}"
 
     def to(self, *args: Any, **kwargs: Any) -> Model:
         """Move the network."""
@@ -191,6 +223,8 @@ class Model:
         try:
             output = read_output(self._call(images), self.name)
             self.outputs = output.shape[1]
+            if self._ending is None and not capturing(images):
+                self._ending = see(output)
             return output
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):

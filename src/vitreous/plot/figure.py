@@ -190,11 +190,12 @@ def explanation_figure(
     top: Sequence[tuple[str, float]] = (),
     rows: Sequence[str] = (),
     cells: bool = False,
+    values: bool = False,
 ) -> Figure:
     """One image: a row for each target, a column for each method; None where a method does not depend on the target.
 
     `photo` stands at the left, by default what the model saw; maps without views of their own are drawn on it. `top`:
-    the model's best classes. `rows`: the row heads.
+    the model's best classes, or its `values`. `rows`: the row heads.
     """
     columns = [c for c in zip_longest(*attributions) if any(a is not None for a in c)]
     heads = [next(a for a in c if a is not None) for c in columns]
@@ -217,7 +218,7 @@ def explanation_figure(
     if shown:
         sheet.text(heads[0].names[0], MARGIN, MARGIN + 0.07, matrix.left)
         framed(sheet, shown, MARGIN, MARGIN + HEADS, *matrix.photo)
-    draw_best(sheet, best, *matrix.place_of_best)
+    draw_best(sheet, best, values, *matrix.place_of_best)
     draw_row_heads(sheet, matrix, rows)
     for c, column in enumerate(panels):
         heading(sheet, heads[c], matrix.x(c), matrix.y(c) - HEADS, matrix.column)
@@ -251,14 +252,16 @@ def view(attribution: Explained, photo: Image.Image | None, seen: dict[Any, Imag
     return seen[key]
 
 
-def draw_best(sheet: Sheet, best: Sequence[tuple[str, float]], x: float, y: float, width: float) -> None:
-    """The model's best classes: a bar behind each label."""
-    for i, (label, probability) in enumerate(best):
+def draw_best(sheet: Sheet, best: Sequence[tuple[str, float]], values: bool, x: float, y: float, width: float) -> None:
+    """The model's best classes, a bar behind each label; or its values, which have no bar."""
+    room = 0.7 if values else 0.4
+    for i, (label, number) in enumerate(best):
         above, thick = y + i * BEST_ROW, BEST_ROW - 0.03
-        sheet.box(x, above, width * min(1.0, max(0.0, probability)), thick, BAR)
-        said = f"{probability:.2f}" if probability >= 0.005 else "<0.01"
-        sheet.text(label, x + 0.04, above + thick / 2, width - 0.48, LABEL)
-        sheet.text(said, x + width, above + thick / 2, 0.4, QUIET, "right")
+        if not values:
+            sheet.box(x, above, width * min(1.0, max(0.0, number)), thick, BAR)
+        said = f"{number:.4g}" if values else f"{number:.2f}" if number >= 0.005 else "<0.01"
+        sheet.text(label, x + 0.04, above + thick / 2, width - room - 0.08, LABEL)
+        sheet.text(said, x + width, above + thick / 2, room, QUIET, "right")
 
 
 def draw_row_heads(sheet: Sheet, matrix: Matrix, rows: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitreous.errors import TargetError
 from vitreous.models.model import Model, capturing
+from vitreous.models.output import Meaning
 from vitreous.types import Output, Scores
 
 Scoring = Callable[[Output, Tensor], Scores]  # every target is one; a plain function will do
@@ -65,9 +66,9 @@ class Target(ABC):
         """Of a target fixed on one image: the same without the list of one."""
         return self
 
-    def graded(self) -> Target:
-        """The same target by probability for classes; any other target is unchanged."""
-        return Probability(self) if self.names_classes else self
+    def graded(self, meaning: Meaning = Meaning.LOGITS) -> Target:
+        """The same target by probability for classes; any other target, and one of values, is unchanged."""
+        return Probability(self, meaning) if self.names_classes and meaning is not Meaning.VALUE else self
 
     def for_any_model(self) -> Target:
         """The same target without the check of the model that it was made for."""
@@ -78,7 +79,7 @@ class Target(ABC):
         return [str(self)]
 
     def title(self, model: Model, output: Output, index: int) -> str:
-        """A readable title for one image: label and probability."""
+        """A readable title for one image: label and probability or value."""
         return str(self)
 
     @property
@@ -151,7 +152,8 @@ class Class(Target):
 
     def title(self, model: Model, output: Output, index: int) -> str:
         number = self.numbers[index if len(self.numbers) > 1 else 0]
-        return f"{model.label(number)} {output[index].softmax(-1)[number]:.0%}"
+        share = model.meaning.probabilities(output[index])[number]
+        return f"{model.label(number)} {model.meaning.written(float(share))}"
 
     @property
     def replay_key(self) -> Hashable:
@@ -316,18 +318,19 @@ class Each(Target):
 
 @dataclass(frozen=True)
 class Probability(Target):
-    """A class target by probability instead of logit."""
+    """A class target by probability instead of score."""
 
     target: Target
+    meaning: Meaning = Meaning.LOGITS
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
-        return self.target(output.softmax(-1), embedding)
+        return self.target(self.meaning.probabilities(output), embedding)
 
     def fix(self, output: Output) -> Target:
-        return Probability(self.target.fix(output))
+        return Probability(self.target.fix(output), self.meaning)
 
     def of_rows(self, rows: Sequence[int]) -> Target:
-        return Probability(self.target.of_rows(rows))
+        return Probability(self.target.of_rows(rows), self.meaning)
 
     def __str__(self) -> str:
         return str(self.target)
@@ -342,5 +345,6 @@ def checked(index: int, outputs: int, what: str) -> int:
 def no_classifier(name: str) -> TargetError:
     return TargetError(
         f"{name} has no classifier, so its outputs are not classes: give a concept (vitreous.Concept, concept:NAME), "
-        "a text (text:…, for models with a text tower), neuron:NUMBER, or load it with a probe (vitreous probe train)"
+        "a text (text:…, for models with a text tower), neuron:NUMBER, or load it with a probe (vitreous probe train); "
+        "if they are classes, say so: Model(net, classifier=True), on the command line --output-is logits"
     )

@@ -157,10 +157,8 @@ class Trace:
 
     @property
     def classifies(self) -> bool:
-        """Whether the outputs are class scores; if the model does not say, a final linear layer decides."""
-        if self.model.classifier is None:
-            self.model.classifier = self.layout.linear_output
-        return self.model.classifier
+        """Whether the outputs are classes, or values of a regression; not so those of a backbone."""
+        return self.model.classifies(self.layout)
 
     @property
     def attention(self) -> tuple[Attention, ...]:

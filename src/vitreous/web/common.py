@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous._support.words import finite
 from vitreous.models.model import Model
+from vitreous.models.output import Meaning
 from vitreous.web import schema
 from vitreous.web.engine import Engine
 
@@ -73,12 +74,12 @@ def each_number(values: Tensor) -> list[float | None]:
 
 
 def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
-    """The most probable classes of one image's output [C]."""
-    found = output.float().softmax(-1).nan_to_num(0).topk(min(top, len(output))).indices.tolist()
-    return chances(model, output, found)
+    """The most probable classes of one image's output [C], or its largest values."""
+    return chances(model, output, [index for index, _ in model.meaning.best(output.float(), top)])
 
 
 def chances(model: Model, output: Tensor, indices: list[int]) -> list[schema.Chance]:
-    share = output.float().softmax(-1)
-    known = [i for i in indices if i < len(output)]
-    return [schema.Chance(index=i, label=model.label(i), probability=finite(share[i])) for i in known]
+    meaning, known = model.meaning, [i for i in indices if i < len(output)]
+    share = [finite(number) for number in meaning.probabilities(output.float())]
+    of = "value" if meaning is Meaning.VALUE else "probability"
+    return [schema.Chance.model_validate({"index": i, "label": model.label(i), of: share[i]}) for i in known]

@@ -16,6 +16,7 @@ from fastapi.responses import Response, StreamingResponse
 from vitreous._support.words import finite
 from vitreous.attribution import Attribution, Views, attribute, plain
 from vitreous.images.pictures import Picture
+from vitreous.models.output import Meaning
 from vitreous.plot.colour import is_control, limits
 from vitreous.plot.figure import explanation_figure, png_bytes
 from vitreous.registry import METHODS, Method
@@ -273,8 +274,9 @@ async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
         views = Views([picture], served.model.preprocess)
         rows, heads = arrange([replace_meta(one, views) for one in kept])
         top = best(served.model, trace.output[0], 5) if trace.classifies else []
-        bars = [(one.label, one.probability or 0.0) for one in top]
-        return png_bytes(explanation_figure(rows, top=bars, rows=heads, cells=asked.cells))
+        values = served.model.meaning is Meaning.VALUE
+        bars = [(one.label, (one.value if values else one.probability) or 0.0) for one in top]
+        return png_bytes(explanation_figure(rows, top=bars, rows=heads, cells=asked.cells, values=values))
 
     drawn = await engine.draw(draw)
     return Response(drawn, media_type="image/png", headers={"Cache-Control": "no-store"})

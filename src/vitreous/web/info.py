@@ -78,6 +78,7 @@ async def describe(engine: engines.Engine, served: engines.Served) -> schema.Mod
         heads=engines.heads_of(trace),
         classifies=trace.classifies,
         classes=trace.output.shape[1] if trace.classifies else 0,
+        output=model.meaning.value,
         texts=engines.takes_text(model),
         unsupported=engines.unsupported(model),
     )

@@ -48,6 +48,7 @@ class ModelInfo(BaseModel):
     heads: list[int]  # of each layer; empty where attention cannot be followed
     classifies: bool
     classes: int
+    output: Literal["logits", "sigmoid", "softmax", "value"]  # what the numbers of its output mean
     texts: bool  # takes text: targets
     unsupported: dict[str, str]  # method: why
 
@@ -110,11 +111,12 @@ class Label(BaseModel):
 
 
 class Chance(BaseModel):
-    """A class and how probable it is."""
+    """A class and how probable it is, or the value of an output of a regression."""
 
     index: int
     label: str
-    probability: Number
+    probability: Number = None
+    value: Number = None
 
 
 # ------------------------------------------------------------------------------------------------------------ explain

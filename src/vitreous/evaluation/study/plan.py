@@ -19,6 +19,7 @@ from vitreous.images.dataset import Data, Sample
 from vitreous.metrics.case import no_target
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
+from vitreous.models.output import Meaning
 from vitreous.trace.apply import as_model, images_at_once
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import no_classifier
@@ -40,6 +41,7 @@ class Source:
     labels: str | None = None
     probe: str | None = None
     dtype: str | None = None
+    output: str = "auto"
     ready: Model | nn.Module | None = None
     bands: tuple[int, ...] | None = None
 
@@ -48,8 +50,9 @@ class Source:
             return as_model(self.ready)
         from vitreous.models.load import load
 
-        rest = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe, "bands": self.bands}
-        return load(self.spec, self.weights, device, self.dtype, **rest)  # type: ignore[arg-type]
+        rest: dict[str, Any] = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe}
+        rest |= {"bands": self.bands, "output": self.output}
+        return load(self.spec, self.weights, device, self.dtype, **rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +194,7 @@ def unlike(name: str, taken: Sequence[str]) -> str:
 
 def describe(model: Model, name: str) -> dict[str, Any]:
     """What identifies a model."""
-    layout = model.layout
+    layout, meaning = model.layout, model.meaning
     return {
         "name": name,
         "weights": weights_digest(model),
@@ -201,6 +204,7 @@ def describe(model: Model, name: str) -> dict[str, Any]:
         "layers": layout.layers,
         "classes": len(model.labels) or model.outputs,
         **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
+        **({} if meaning is Meaning.LOGITS or not model.classifier else {"output": meaning.value}),
     }
 
 

@@ -47,7 +47,7 @@ def vit_cx(
     streams = trace.generators(seed)
     maps, counts = [], []
     down, across = (stretch(cells, side) for cells, side in zip(features.shape[2:], trace.size))
-    graded = fixed.graded()
+    graded = fixed.graded(trace.model.meaning)
     for i in range(len(trace)):
         masks = merged(features[i], down, across, threshold)
         hiding = noise * torch.randn(trace.images.shape[1:], generator=streams[i]) if noise else None

@@ -3,6 +3,7 @@ from __future__ import annotations
 from vitreous.errors import TargetError
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import correlation
+from vitreous.models.output import Meaning
 from vitreous.registry import metric
 from vitreous.trace.target import Top, no_classifier
 
@@ -19,6 +20,8 @@ def class_contrast(case: Case) -> Measured:
         raise no_classifier(trace.model.name)
     if trace.output.shape[1] < 2:
         raise TargetError(f"class_contrast compares two classes; {trace.model.name} has one")
+    if trace.model.meaning is Meaning.VALUE:
+        raise TargetError(f"class_contrast compares two classes; {trace.model.name} returns values, not classes")
     best, second = (Top(rank).fix(trace.output) for rank in (1, 2))
     one = case.map if case.target == best else case.again(trace, best)
     return Measured(1 - correlation(one, case.again(trace, second)).abs())

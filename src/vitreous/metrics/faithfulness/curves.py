@@ -64,7 +64,7 @@ def hide(case: Case, target: Target, hidden: Bool[Tensor, "B T n"], fill: Fill, 
 
 def take_out(case: Case, orders: Sequence[Order], steps: int, what: str, remedy: str) -> Float[Tensor, "O B T"]:
     """p(target) after the first ⌊n·s⌋ tokens of each order are removed, s = 0, 1/T … 1 − 1/T; all orders at once."""
-    trace, target, ranked = case.trace, case.target.graded(), torch.cat(list(orders))
+    trace, target, ranked = case.trace, case.graded, torch.cat(list(orders))
     try:
         refuse_dropping(trace)
     except Unsupported:

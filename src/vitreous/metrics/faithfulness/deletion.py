@@ -29,5 +29,5 @@ def deletion(
     patches = case.order.shape[1]
     counts = counts_of(patches, steps)
     shares = [count / patches for count in counts]
-    curve = hide(case, case.target.graded(), first(case.order, counts), fill, "deletion")
+    curve = hide(case, case.graded, first(case.order, counts), fill, "deletion")
     return Measured(area(curve, shares), curve, shares)

@@ -29,5 +29,5 @@ def insertion(
     patches = case.order.shape[1]
     counts = counts_of(patches, steps)
     shares = [count / patches for count in counts]
-    curve = hide(case, case.target.graded(), ~first(case.order, counts), fill, "insertion")
+    curve = hide(case, case.graded, ~first(case.order, counts), fill, "insertion")
     return Measured(area(curve, shares), curve, shares)

@@ -49,9 +49,7 @@ def road(
         index = rows[part]
         return impute(case.trace.images[index], missing[part], hiss[index])
 
-    scores = scores_each(
-        case.trace, case.target.graded(), rows, lambda part: lean_run(case.trace, pictures(part)), "road"
-    )
+    scores = scores_each(case.trace, case.graded, rows, lambda part: lean_run(case.trace, pictures(part)), "road")
     least, most = scores.view(len(hidden), 2, len(counts)).unbind(1)
     curve = (least - most) / 2
     return Measured(curve.mean(1), curve, shares)

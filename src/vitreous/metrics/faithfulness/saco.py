@@ -34,7 +34,7 @@ def saco(
     ends = [patches * group // groups for group in range(groups + 1)]
     until = first(case.order, ends)
     members = until[:, 1:] & ~until[:, :-1]  # [B K n]
-    target = case.target.graded()
+    target = case.graded
     drops = case.trace.score(target).detach()[:, None] - hide(case, target, members, fill, "saco")
     sums = torch.einsum("bkn,bn->bk", members.double(), case.patches.flatten(1).double())
     means = sums / members.sum(-1)  # of equal float32 values exactly that value

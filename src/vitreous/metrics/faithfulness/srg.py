@@ -36,5 +36,5 @@ def srg(
     else:
         patches = case.order.shape[1]
         counts = [patches * step // steps for step in range(steps)]
-        least, most = (hide(case, case.target.graded(), first(order, counts), fill, "srg") for order in orders)
+        least, most = (hide(case, case.graded, first(order, counts), fill, "srg") for order in orders)
     return Measured((least - most).mean(1), least - most, [step / steps for step in range(steps)])

@@ -1,6 +1,7 @@
 """Model libraries, one module each. No other part of the package knows anything about a particular library.
 
-Each module has the functions of `any.Library`: owns, name, labels, classifies, run, preprocess, text, load, names.
+Each module has the functions of `any.Library`: owns, name, labels, classifies, meaning, run, preprocess, text, load and
+names.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
     net: nn.Module
     preprocess: Preprocess
     name: str
-    labels: Sequence[str] | None = None
+    labels: Sequence[str] | Mapping[int, str] | None = None
     classifier: bool | None = None
 
 
@@ -64,6 +64,9 @@ class Library(Source, Protocol):
 
     def channels(self, net: nn.Module) -> int | None:
         """How many channels its images have; None if unknown."""
+
+    def meaning(self, net: nn.Module) -> str | None:
+        """What its settings say of its outputs: "logits", "sigmoid" or "value"; None if nothing."""
 
     def run(self, net: nn.Module, images: Tensor) -> Any:
         """One forward pass; returns whatever the network returns."""
@@ -103,6 +106,10 @@ def channels(net: nn.Module) -> int | None:
         fitting = [width // area for width in widths if area and width % area == 0]
         if fitting:
             return 3 if 3 in fitting else fitting[0]
+    return None
+
+
+def meaning(net: nn.Module) -> str | None:
     return None
 
 

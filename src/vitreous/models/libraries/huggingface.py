@@ -39,9 +39,14 @@ def name(net: nn.Module) -> str:
     return str(getattr(getattr(net, "config", None), "_name_or_path", None) or type(net).__name__)
 
 
+def inner(net: Any) -> Any:
+    """The network inside an adapter of PEFT (LoRA and others), which forwards everything but its class."""
+    return net.get_base_model() if hasattr(net, "get_base_model") and hasattr(net, "peft_config") else net
+
+
 def labels(net: nn.Module) -> Mapping[int, str]:
     named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
-    if "Classification" not in type(net).__name__ or all(str(x).startswith("LABEL_") for x in named.values()):
+    if "Classification" not in type(inner(net)).__name__ or all(str(x).startswith("LABEL_") for x in named.values()):
         return {}
     return {int(index): str(label) for index, label in named.items()}
 
@@ -49,7 +54,15 @@ def labels(net: nn.Module) -> Mapping[int, str]:
 def classifies(net: nn.Module) -> bool | None:
     if hasattr(net, "get_image_features") or open_clip.owns(net):
         return False
-    return "Classification" in type(net).__name__ if hasattr(net, "main_input_name") else None
+    return "Classification" in type(inner(net)).__name__ if hasattr(net, "main_input_name") else None
+
+
+def meaning(net: nn.Module) -> str | None:
+    config = getattr(net, "config", None)
+    problem, one = getattr(config, "problem_type", None), getattr(config, "num_labels", None) == 1
+    kinds = {"regression": "value", "multi_label_classification": "sigmoid"}
+    kinds |= {"single_label_classification": "sigmoid" if one else "logits"}
+    return kinds.get(str(problem))
 
 
 def channels(net: nn.Module) -> int | None:

@@ -16,6 +16,7 @@ from vitreous.images.preprocess import Preprocess, adapt, scaled
 from vitreous.models.checkpoint import Blank, Convert, channels_in, classes_in, fill, read_state
 from vitreous.models.libraries.any import Loaded, Size, stated_size
 from vitreous.models.libraries.any import channels as channels
+from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
 from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not_built

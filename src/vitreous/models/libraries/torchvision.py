@@ -15,6 +15,7 @@ from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import classifies as classifies
 from vitreous.models.libraries.any import labels as labels
+from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
+from vitreous.models.output import Meaning
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, one_gone, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
@@ -101,7 +102,9 @@ def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
     if of == "probability":
         if not fixed.names_classes:
             raise OptionError(f"of=probability needs a class, and {target} is not one; use of=logit")
-        fixed = Probability(fixed)
+        if trace.model.meaning is Meaning.VALUE:
+            raise OptionError(f"of=probability: {trace.model.name} returns values, which have none; use of=logit")
+        fixed = Probability(fixed, trace.model.meaning)
     return fixed, trace.score(fixed).detach()
 
 

@@ -6,7 +6,7 @@ import { state } from "./state.js";
 import {
   announce, arrow, beside, button, el, frame, number, percent, placeOf, problem, segments, under,
 } from "./ui.js";
-import { classOf, here, model, nameOf, photo, short, world } from "./world.js";
+import { classOf, here, model, nameOf, photo, regresses, shareOf, short, world } from "./world.js";
 
 const well = el("div");
 const rows = el("div.bars.traced");
@@ -169,8 +169,9 @@ function show() {
   if (now.way === "pixels" && holes.way !== "mean") holes.show(gone, "mean");
   undo.disabled = !past.length;
   reset.disabled = !gone.size;
-  const classes = now.classes.map(({ label, probability }, i) =>
-    ({ label: short(label), value: probability, old: before.classes[i].probability }));
+  const classes = now.classes.map(({ label, probability, value }, i) => regresses()
+    ? { label: short(label), score: value, old: before.classes[i].value }
+    : { label: short(label), value: probability, old: before.classes[i].probability });
   const scores = now.scores.map(({ target, score }, i) =>
     ({ label: nameOf(target), score, old: before.scores[i].score }));
   while (rows.children.length > classes.length + scores.length) rows.lastChild.remove();
@@ -191,7 +192,7 @@ function show() {
   const [h, w] = holes.grid;
   const best = now.top[0];
   const told = [`${gone.size} of ${h * w} patches removed`,
-    best && `top class now: ${short(best.label)} ${percent(best.probability)}`,
+    best && `top ${regresses() ? "output" : "class"} now: ${short(best.label)} ${shareOf(best)}`,
     now.way === "pixels"
       ? `their pixels are replaced by the mean colour: ${now.why}`
       : "their tokens are removed from the sequence"];

@@ -5,8 +5,8 @@ import { cursor, MapView, onCursor, redraw } from "./draw.js";
 import { choose } from "./methods.js";
 import { nameOfPhoto } from "./rail.js";
 import { set, state, written } from "./state.js";
-import { announce, button, byId, el, number, percent, placeOf, problem, progress, save, toast } from "./ui.js";
-import { here, method, model, nameOf, photo, short, world } from "./world.js";
+import { announce, button, byId, el, number, placeOf, problem, progress, save, toast } from "./ui.js";
+import { here, method, model, nameOf, photo, shareOf, short, world } from "./world.js";
 
 const cells = new Map(); // method|target: cell
 const lead = el("p.lead");
@@ -98,7 +98,7 @@ function open(first = null) {
 function tell() {
   const best = world.classes[0];
   lead.replaceChildren(...(best
-    ? [el("b", `${model().name} predicts ${short(best.label)} (${percent(best.probability)}).`),
+    ? [el("b", `${model().name} predicts ${short(best.label)} (${shareOf(best)}).`),
        " Orange is evidence for the target, blue is evidence against it.",
        " Point at a patch to compare the maps there; click a class to add it as a target."]
     : [world.why ?? `Running ${model().name} on the image …`]));

@@ -6,7 +6,7 @@ import { explain } from "./explain.js";
 import { Holes } from "./holes.js";
 import { set, state } from "./state.js";
 import { announce, arrow, between, choice, el, number, percent, problem, progress, segments, svg } from "./ui.js";
-import { classOf, here, line, model, nameOf, photo, world } from "./world.js";
+import { classOf, here, line, model, nameOf, photo, regresses, world } from "./world.js";
 
 const METRICS = { deletion: "Deletion", insertion: "Insertion", token_deletion: "Token deletion" };
 const WAYS = { deletion: "mean", insertion: "blur", token_deletion: "cut" };
@@ -113,7 +113,7 @@ let geometry = null;
 function draw() {
   const curves = shown.filter(({ curve }) => curve.at && curve.values);
   const name = nameOf(subject());
-  const unit = classOf(subject()) === null ? "score" : "probability";
+  const unit = regresses() ? "value" : classOf(subject()) === null ? "score" : "probability";
   const better = curves[0]?.curve.better ?? "lower";
   const summary = world.info.metrics.find((one) => one.name === state.metric)?.summary ?? "";
   lead.replaceChildren(el("b", `${METRICS[state.metric]}. `), summary,
@@ -225,7 +225,7 @@ function select(which, wanted) {
   const count = Math.floor(curve.at[point] * curve.order.length + 1e-6);
   const first = state.metric === "insertion" ? curve.order.slice(count) : curve.order.slice(0, count);
   holes.show(first, WAYS[state.metric]);
-  const told = classOf(subject()) === null ? number(value) : percent(value);
+  const told = classOf(subject()) === null || regresses() ? number(value) : percent(value);
   const gone = `${percent(curve.at[point])} of the ${AXIS[state.metric]}`;
   caption.replaceChildren(el("b", cell.one.name), `: ${gone}, ${nameOf(subject())} ${told}`);
 }

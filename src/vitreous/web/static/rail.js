@@ -3,8 +3,8 @@
 import * as api from "./api.js";
 import { MapView } from "./draw.js";
 import { set, state } from "./state.js";
-import { announce, button, byId, droppable, el, link, percent, problem, toast } from "./ui.js";
-import { classOf, learn, model, nameOf, photo, short, world } from "./world.js";
+import { announce, button, byId, droppable, el, link, problem, toast } from "./ui.js";
+import { classOf, learn, model, nameOf, photo, regresses, shareOf, short, world } from "./world.js";
 
 const well = el("div.well");
 const samples = el("div.samples", { role: "group", "aria-label": "Sample images" });
@@ -91,11 +91,12 @@ export function showClasses(trouble = null) {
   showTargets();
 }
 
-function barOf({ index, label, probability }) {
+function barOf(one) {
   const fill = el("span.fill");
-  fill.style.width = `${100 * (probability ?? 0)}%`;
-  return button([fill, el("span.label", short(label)), el("span.value", percent(probability))],
-    () => toggleClass(index), { className: "bar", title: `${label} (class ${index})` });
+  fill.style.width = `${100 * (one.probability ?? 0)}%`;
+  const title = `${one.label} (${regresses() ? "output" : "class"} ${one.index})`;
+  return button([fill, el("span.label", short(one.label)), el("span.value", shareOf(one))],
+    () => toggleClass(one.index), { className: "bar", title });
 }
 
 function toggleClass(index) {

@@ -2,12 +2,17 @@
 
 import * as api from "./api.js";
 import { state } from "./state.js";
+import { number, percent } from "./ui.js";
 
 export const world = { info: null, classes: [], why: null, concepts: [], files: new Map() };
 
 const labels = new Map(); // model and class: label
 
 export const model = () => world.info.models.find((one) => one.name === state.model) ?? world.info.models[0];
+/** A regression: its outputs have values, not probabilities. */
+export const regresses = () => model().output === "value";
+/** The probability of a class, or the value of an output. */
+export const shareOf = ({ probability, value }) => (regresses() ? number(value) : percent(probability));
 export const method = (name) => world.info.methods.find((one) => one.name === name);
 export const photo = (image = state.image) => api.view(image, model().name);
 export const here = () => ({ model: model().name, image: state.image });
@@ -27,7 +32,7 @@ export function nameOf(target) {
   const text = String(target);
   const rank = /^top-?(\d+)$/i.exec(text);
   if (rank) return world.classes[rank[1] - 1] ? short(world.classes[rank[1] - 1].label) : text;
-  if (/^\d+$/.test(text)) return labelled(text) ?? `class ${text}`;
+  if (/^\d+$/.test(text)) return labelled(text) ?? `${regresses() ? "output" : "class"} ${text}`;
   const two = /^(\d+)-(\d+)$/.exec(text);
   if (two) return `${nameOf(two[1])} rather than ${nameOf(two[2])}`;
   if (text.startsWith("concept:")) return world.concepts.find((one) => one.id === text.slice(8))?.name ?? text.slice(8);
