@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitreous.errors import VitreousError, explained
 from vitreous.inspect.check.attempt import attempt, seconds_of
 from vitreous.inspect.check.result import Check, Verified
-from vitreous.inspect.check.verify import Subject, verify
+from vitreous.inspect.check.verify import Subject, alone, verify
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Method
@@ -35,7 +35,7 @@ def check(
     """Find out whether vitreous is right about a model: what the layout run found, what was verified, what works.
 
     `images`: two are enough; by default noise of the model's usual size. `methods`: by default all, the slow ones with
-    cheap options and only as far as they fit into `seconds`; named ones, or "all", run with their defaults and without a
+    cheap options and only as far as they fit into `seconds`; named ones, or "all", run with their defaults and no
     limit. What is wrong with the model is not raised: it is the result.
     """
     known = as_model(model)
@@ -68,8 +68,7 @@ def noise(model: Model) -> Tensor:
 def study(model: Model, images: Tensor) -> Subject:
     """Run the model once by itself and once for its layout; choose what is explained."""
     trace = Trace(model, images)
-    with model.still(), torch.inference_mode(False), torch.no_grad():
-        output = model.run(images)
+    output = alone(model, images)
     if not trace.classifies:
         return Subject(model, images, Neuron(0), output)
     return Subject(model, images, Top(1).fix(output), output)

@@ -134,7 +134,8 @@ class Check:
         for one in works:
             size, cost = "×".join(map(str, one.shape or ())), "" if one.forwards is None else f"{one.forwards:.1f}"
             used = ", ".join(f"{name}={value}" for name, value in one.options.items())
-            lines.append(f"  {one.method:{wide}}{size:11}{cost:>6}{'  with ' + used if used else ''}".rstrip())
+            head = f"  {one.method:{wide}}{size:11}{cost:>6}  "
+            lines += folded(f"with {used}", len(head), head) if used else [head.rstrip()]
         for status, title in (
             ("wrong", "Methods that give a WRONG map"),
             ("bug", "Methods that FAIL: this is a bug of vitreous, please report it"),
