@@ -85,32 +85,46 @@ def one(name: str, limits: Limits) -> Line:
 def build(name: str, limits: Limits) -> tuple[Any, tuple[int, int], Line] | str:
     """The smallest variant that can be built and run, its input size and options; or why there is none."""
     import timm
-    import torch
 
     native = timm.get_pretrained_cfg(name)
     usual = tuple(native.input_size[1:]) if native is not None else (224, 224)
-    said, counted = "", 0
+    said = ""
     for small in SMALL:
-        for side in dict.fromkeys([*SIZES, *usual]):
-            size = (side, side) if side in SIZES else usual
-            for options in ({**small, "img_size": size}, small) if side in SIZES else (small,):
+        for size in dict.fromkeys([*((side, side) for side in SIZES), usual]):
+            for options in ({**small, "img_size": size}, small):
                 try:
-                    counted = count(name, options)
-                    if counted > limits.parameters:
-                        said = f"parameters: {counted / 1e6:.0f} million"
-                        continue
-                    net = timm.create_model(name, num_classes=CLASSES, **options).eval()
-                    with torch.no_grad():
-                        output = net(torch.randn(2, 3, *size))
-                    if not isinstance(output, torch.Tensor) or output.shape != (2, CLASSES):
-                        said = f"returns {getattr(output, 'shape', type(output).__name__)}, not classes"
-                        continue
-                    return net, size, options
+                    return made(name, size, options, limits), size, options
+                except TooLarge as error:
+                    said = str(error)
+                    break
                 except MemoryError:
                     raise
                 except Exception as error:
                     said = said or f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            else:
+                continue
+            break  # of another size it has as many
     return said
+
+
+class TooLarge(Exception):
+    """It has too many parameters."""
+
+
+def made(name: str, size: tuple[int, int], options: Line, limits: Limits) -> Any:
+    """A network that gives classes for images of this size."""
+    import timm
+    import torch
+
+    number = count(name, options)
+    if number > limits.parameters:
+        raise TooLarge(f"parameters: {number / 1e6:.0f} million")
+    net = timm.create_model(name, num_classes=CLASSES, **options).eval()
+    with torch.no_grad():
+        output = net(torch.randn(2, 3, *size))
+    if not isinstance(output, torch.Tensor) or output.shape != (2, CLASSES):
+        raise ValueError(f"returns {getattr(output, 'shape', type(output).__name__)}, not classes")
+    return net
 
 
 def count(name: str, options: Line) -> int:
