@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import sys
@@ -64,12 +65,12 @@ def test_a_plain_model_is_right() -> None:
     assert wrong(found) == [] and len(found.verified) == 10
     assert set(found.of("works")) == set(METHODS) and found.layout["grid"] == (4, 4)
     errors = {one.what: one.error for one in found.verified}
-    assert 0 < errors["A·V = O in 3 layers"] < 1e-5 and 0 < errors["token_ablation and removing the token"] < 1e-3
+    assert 0 < errors["A·V = O in every layer"] < 1e-5 and 0 < errors["token_ablation and removing the token"] < 1e-3
     shapes = {one.method: one.shape for one in found.methods}
     assert shapes["gae"] == (4, 4) and shapes["gradient"] == (64, 64)
     text = str(found)
     assert max(map(len, text.splitlines())) <= 80
-    assert "no disagreement found" in text and "ok     A·V = O in 3 layers: error" in text
+    assert "no disagreement found" in text and "ok     A·V = O in every layer: error" in text
     assert "64×64 images of 3 channels, float32 on cpu" in text and f"Methods that work: {len(METHODS)} of" in text
     told = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert told["right"] is True and told["layout"]["readout"] == [0] and told["channels"] == 3
@@ -97,6 +98,14 @@ def test_a_backbone_without_classes_is_checked_by_a_neuron() -> None:
     found = check(small(classifier=False), methods=FEW)
     assert found.right and found.of("works") == FEW
     assert "7 outputs that are no classes" in " ".join(str(found).split())
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float64])
+def test_other_precisions_have_their_own_rounding(precision: torch.dtype) -> None:
+    model = small(copy.deepcopy(zoo.network("timm ViT")).to(precision))
+    found = check(model, zoo.images("timm ViT", 1), methods=("attention", "gae", "gradient"))
+    assert found.right, found.problems
+    assert (ALONE in wrong(found)) == (precision == torch.bfloat16), "finite differences need digits"
 
 
 def test_a_model_that_cannot_run_is_reported() -> None:
@@ -247,8 +256,8 @@ def test_what_does_not_fit_into_the_time_is_not_tried() -> None:
 def test_slow_methods_declare_cheap_options() -> None:
     for declared in METHODS.values():
         declared.check(declared.cheap)
-    used = {one.method: one.options for one in check(small(), methods=("rise",)).methods}
-    assert METHODS["rise"].cheap and used == {"rise": {}}, "a method that is named runs as it is"
+    used = {one.method: one.options for one in check(small(), methods=("smoothgrad",)).methods}
+    assert METHODS["smoothgrad"].cheap and used == {"smoothgrad": {}}, "a method that is named runs as it is"
 
 
 # ------------------------------------------------------------------------------------------------------- command line

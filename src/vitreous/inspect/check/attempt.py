@@ -61,8 +61,10 @@ def attempt_one(subject: Subject, declared: Method, forward: float, options: Map
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = explain(subject.model, Trace(subject.model, images), name, target, **options)
+            wrong = useless(made.map, subject)  # waits for a GPU
             took = (time.perf_counter() - began) / max(forward, 1e-9) * len(subject.images) / len(images)
-            wrong = useless(made.map, subject) or (unsteady(subject, declared, made.map) if declared.quick else "")
+            if not wrong and declared.quick and not declared.alone:
+                wrong = unsteady(subject, declared, made.map)
     except VitreousError as refusal:
         return Tried(name, family, "refused", explained(refusal), options=options)
     except Exception as crash:
