@@ -242,7 +242,8 @@ def sweep(names: Iterator[str], limits: Limits, workers: int) -> Iterator[Line]:
                 except EOFError:
                     process.join()
                     killed = process.exitcode in (-9, 137)
-                    line = {"verdict": "too large" if killed else "crash", "reason": f"exit code {process.exitcode}"}
+                    said = f"ended with code {process.exitcode}"
+                    line = {"verdict": "too large" if killed else "crash", "reason": said}
             elif took > limits.seconds:
                 line = {"verdict": "too large", "reason": f"more than {limits.seconds:.0f} s"}
                 process.kill()

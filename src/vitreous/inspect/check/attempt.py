@@ -83,7 +83,7 @@ def useless(map: Tensor, subject: Subject) -> str:
     flat = map.flatten(1)
     if not flat.any(1).all():
         return "its map is zero"
-    if flat.shape[1] > 1 and bool((flat.amax(1) == flat.amin(1)).any()):
+    if min(grid) > 2 and bool((flat.amax(1) == flat.amin(1)).any()):
         return "its map is the same everywhere"
     if map.ndim != 3 or (tuple(map.shape[1:]) not in (grid, size) and any(n > m for n, m in zip(map.shape[1:], size))):
         return f"its map is {list(map.shape[1:])}, for {grid[0]}×{grid[1]} patches"

@@ -26,6 +26,8 @@ from vitreous.trace.trace import Trace
 STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of finite differences, relative to the image
 SLOPE = 0.1  # what finite differences may be off: networks are curved, and outputs rounded
 NEAR = 0.8  # cells that the centre of a change may lie from its patch; a stem of convolutions shifts it by half a cell
+WEAK = 0.05  # strength of a change, relative to the image: a strong one moves every token of a deep network
+CONTRAST = 1.5  # of the cell that moves most to the median, from which on its place means something
 RANKED = 0.7  # share of the cells that a changed patch's cell has to exceed in the last layer
 
 
@@ -222,10 +224,10 @@ def some_patches(grid: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 def repainted(image: Tensor, down: slice, across: slice, seed: int) -> Tensor:
-    """The same image with other pixels in a rectangle."""
+    """The same image with a little noise added in a rectangle."""
     noise = torch.randn(image[..., down, across].shape, generator=torch.Generator().manual_seed(seed)).to(image)
     found = image.clone()
-    found[..., down, across] = noise * image.float().std().clamp_min(0.1).to(image) * 2
+    found[..., down, across] += noise * image.float().std().clamp_min(0.1).to(image) * WEAK
     return found
 
 
@@ -267,6 +269,8 @@ def last_tokens(subject: Subject) -> Finding:
     images = [repainted(image, down, across, seed) for seed, (down, across) in enumerate(spans)]
     tokens = tokens_of(subject, torch.cat([image, *images]), -1)
     moved = (tokens[1:] - tokens[:1]).norm(dim=-1)
+    if not (moved.flatten(1).amax(1) > CONTRAST * moved.flatten(1).median(1).values).all():
+        return Finding(None, note="a change of one patch moves all cells of its last layer alike")
     each = [float((cells > cells[place]).float().mean()) for place, cells in zip(places, moved)]
     unit = "of the cells move more than the cell that was changed"
     return Finding(sum(each) / len(each), 1 - RANKED, "", unit, tuple(each))
