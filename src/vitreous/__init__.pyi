@@ -23,6 +23,8 @@ from .evaluation.leaderboard import run_leaderboard as run_leaderboard
 from .evaluation.study.read import Study as Study
 from .evaluation.study.read import open_study as open_study
 from .evaluation.study.run import run_study as run_study
+from .inspect.check.check import check as check
+from .inspect.check.result import Check as Check
 from .inspect.maximize.maximize import maximize as maximize
 from .inspect.maximize.result import Maximized as Maximized
 from .methods.attention.head_similarity import cass as cass

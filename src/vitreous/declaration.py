@@ -13,7 +13,7 @@ import shlex
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -171,6 +171,7 @@ class Method(Declared):
     replays     the method never synchronises with the GPU, so it can be a CUDA graph (trace/cuda_graphs.py)
     quick       the method is part of the default leaderboard
     tried       options that `advise` measures besides the defaults
+    cheap       options with which the method costs little, for `check`, which only asks whether it works
     """
 
     signed: ByOptions = False
@@ -184,6 +185,7 @@ class Method(Declared):
     replays: ByOptions = False
     quick: bool = False
     tried: tuple[Mapping[str, Any], ...] = ()
+    cheap: Mapping[str, Any] = field(default_factory=dict)
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether the map is signed with these options."""

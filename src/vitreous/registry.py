@@ -155,6 +155,7 @@ def method(
     replays: ByOptions = False,
     quick: bool = False,
     tried: Sequence[Mapping[str, Any]] = (),
+    cheap: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(trace, target, *, options) -> map` as a method; see `Method` for the traits."""
 
@@ -177,6 +178,7 @@ def method(
                 replays=replays,
                 quick=quick,
                 tried=tuple(tried),
+                cheap=dict(cheap or {}),
             )
         )
         return run

@@ -11,12 +11,14 @@ import typer
 from vitreous.cli.arguments import (
     OUT,
     AsJson,
+    Backbone,
     Bands,
     Cells,
     Choice,
     DataSet,
     Device,
     Images,
+    ImageSize,
     Masks,
     Memory,
     MethodNames,
@@ -31,9 +33,11 @@ from vitreous.cli.arguments import (
     Source,
     Target,
     Targets,
+    WeightsFile,
     WeightsFiles,
     grouped,
 )
+from vitreous.errors import OptionError
 
 app = typer.Typer(
     name="vitreous",
@@ -285,12 +289,32 @@ def metrics(
 @app.command()
 def models(
     pattern: Annotated[str | None, typer.Argument(help="Part of a name, or a pattern with *.")] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            "--check", help="Check one model, named as by --model, or a file of weights: what was verified, what works."
+        ),
+    ] = None,
+    weights: WeightsFile = None,
+    img_size: ImageSize = None,
+    device: Device = None,
+    methods: MethodsOrDefault = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models that can be loaded by name."""
-    from vitreous.cli import listing
+    """List the models that can be loaded by name, or check one: the first lines of a bug report.
 
-    listing.models(pattern, as_json)
+    A check exits with code 1 if something disagrees or fails, and with 0 if methods are only refused.
+    """
+    if (check is None and any((weights, img_size, device, methods))) or (check and pattern):
+        raise OptionError("give --check NAME, with its own options, or only a pattern of names to list")
+    if check is None:
+        from vitreous.cli import listing
+
+        listing.models(pattern, as_json)
+    else:
+        from vitreous.cli import check as command
+
+        command.run(Backbone(check, weights, img_size, device), methods, as_json)
 
 
 @app.command()

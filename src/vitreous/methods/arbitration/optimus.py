@@ -23,7 +23,14 @@ CHANCE = 0.05  # how often the best of as many random maps may count as better t
 Fused = Float[Tensor, "B K N M"]  # K ways to fuse the heads
 
 
-@method(cite="mylonas2022attention", targeted=True, attention=True, alone=True)
+@method(
+    cite="mylonas2022attention",
+    targeted=True,
+    attention=True,
+    alone=True,
+    costly=True,
+    cheap={"single_heads": False, "controls": 3},
+)
 def optimus(
     trace: Trace,
     target: Target,

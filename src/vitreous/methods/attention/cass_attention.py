@@ -10,7 +10,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
 
-@method(cite="lee2022cass", targeted=True, attention=True, costly=True)
+@method(cite="lee2022cass", targeted=True, attention=True, costly=True, cheap={"samples": 2})
 def cass_attention(
     trace: Trace,
     target: Target,

@@ -31,7 +31,7 @@ from vitreous.types import Heads, Map, Tokens
 CACHE = 5_000_000  # bytes of activations per batch on a CPU; more are slower
 
 
-@method(cite="mohebbi2023quantifying", attention=True, alone=True)
+@method(cite="mohebbi2023quantifying", attention=True, alone=True, cheap={"layer": -1})
 def value_zeroing(
     trace: Trace,
     target: Target,

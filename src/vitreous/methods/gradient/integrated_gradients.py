@@ -13,7 +13,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
 
-@method(cite="sundararajan2017axiomatic", targeted=True, signed=True, costly=True)
+@method(cite="sundararajan2017axiomatic", targeted=True, signed=True, costly=True, cheap={"steps": 4})
 def integrated_gradients(
     trace: Trace,
     target: Target,

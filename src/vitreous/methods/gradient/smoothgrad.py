@@ -17,7 +17,14 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
 
 
-@method(cite="smilkov2017smoothgrad", targeted=True, signed=keeps_sign, costly=True, tried=[{"reduce": "sum"}])
+@method(
+    cite="smilkov2017smoothgrad",
+    targeted=True,
+    signed=keeps_sign,
+    costly=True,
+    tried=[{"reduce": "sum"}],
+    cheap={"samples": 2},
+)
 def smoothgrad(
     trace: Trace,
     target: Target,

@@ -17,7 +17,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="zeiler2014visualizing", targeted=True, signed=True, alone=True)
+@method(cite="zeiler2014visualizing", targeted=True, signed=True, alone=True, cheap={"window": 2, "stride": 2})
 def occlusion(
     trace: Trace,
     target: Target,

@@ -21,7 +21,7 @@ Cells = Bool[Tensor, "K s s"]
 Shifts = Int[Tensor, "K 2"]
 
 
-@method(cite="petsiuk2018rise", targeted=True, alone=True, level=True)
+@method(cite="petsiuk2018rise", targeted=True, alone=True, level=True, cheap={"masks": 16})
 def rise(
     trace: Trace,
     target: Target,

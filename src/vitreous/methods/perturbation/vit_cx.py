@@ -22,7 +22,7 @@ FLAT = 1e-6  # a range below this share of the largest value is rounding
 Coarse = Float[Tensor, "_ h w"]  # channels or masks
 
 
-@method(cite="xie2022vit", targeted=True, tokens=True, alone=True, level=True)
+@method(cite="xie2022vit", targeted=True, tokens=True, alone=True, level=True, cheap={"threshold": 0.5})
 def vit_cx(
     trace: Trace,
     target: Target,

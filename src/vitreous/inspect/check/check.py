@@ -1,0 +1,99 @@
+"""`vitreous.check`: the first thing to send with a bug report."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import VitreousError, explained
+from vitreous.inspect.check.attempt import attempt, seconds_of
+from vitreous.inspect.check.result import Check, Verified
+from vitreous.inspect.check.verify import Subject, alone, verify
+from vitreous.models.layout import Layout
+from vitreous.models.model import Model
+from vitreous.registry import METHODS, Method
+from vitreous.trace.apply import as_model
+from vitreous.trace.target import Neuron, Top
+from vitreous.trace.trace import Trace
+from vitreous.version import VERSION
+
+SECONDS = 60.0  # for the methods together, unless they are named
+
+
+def check(
+    model: Model | nn.Module | str | None,
+    images: Any = None,
+    methods: str | Sequence[str] | None = None,
+    *,
+    seconds: float = SECONDS,
+) -> Check:
+    """Find out whether vitreous is right about a model: what the layout run found, what was verified, what works.
+
+    `images`: two are enough; by default noise of the model's usual size. `methods`: by default all, the slow ones with
+    cheap options and only as far as they fit into `seconds`; named ones, or "all", run with their defaults and no
+    limit. What is wrong with the model is not raised: it is the result.
+    """
+    known = as_model(model)
+    chosen = choose(methods)
+    ready = noise(known) if images is None else known.prepare(images)
+    try:
+        subject = study(known, ready)
+    except VitreousError as refusal:
+        return Check(known.name, facts(known, ready), {}, (), (), failure=explained(refusal))
+    found: list[Verified] = list(verify(subject))
+    limit = seconds if methods is None else None
+    tried = tuple(attempt(subject, chosen, seconds_of(subject), limit))
+    return Check(known.name, facts(known, ready), told_layout(subject.layout), tuple(found), tried)
+
+
+def choose(methods: str | Sequence[str] | None) -> list[Method]:
+    """The methods to try."""
+    if methods is None or methods == "all":
+        return list(METHODS.values())
+    names = methods.split(",") if isinstance(methods, str) else methods
+    return [METHODS[name.strip().replace("-", "_")] for name in dict.fromkeys(names)]
+
+
+def noise(model: Model) -> Tensor:
+    """Two images of noise, other ones than those of the layout run."""
+    drawn = torch.randn(2, channels(model), *model.size, generator=torch.Generator().manual_seed(5))
+    return drawn.to(model.device, model.dtype)
+
+
+def study(model: Model, images: Tensor) -> Subject:
+    """Run the model once by itself and once for its layout; choose what is explained."""
+    trace = Trace(model, images)
+    output = alone(model, images)
+    if not trace.classifies:
+        return Subject(model, images, Neuron(0), output)
+    return Subject(model, images, Top(1).fix(output), output)
+
+
+def channels(model: Model) -> int:
+    return int(getattr(model, "channels", 3))
+
+
+def facts(model: Model, images: Tensor) -> dict[str, Any]:
+    return {
+        "library": model.library.PREFIX or "no known library",
+        "network": type(model.module).__name__,
+        "size": list(images.shape[-2:]),
+        "channels": images.shape[1],
+        "precision": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "parameters": sum(p.numel() for p in model.module.parameters()),
+        "outputs": model.outputs,
+        "classifier": model.classifier,
+        "versions": {"vitreous": VERSION, "torch": torch.__version__, "Python": platform.python_version()},
+    }
+
+
+def told_layout(layout: Layout) -> dict[str, Any]:
+    """Its fields, whatever they are; where the tokens enter is internal, only how many such places are known counts."""
+    found = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    return {**found, "entries": len(layout.entries)}
