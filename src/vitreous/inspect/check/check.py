@@ -67,7 +67,8 @@ def noise(model: Model) -> Tensor:
 
 def study(model: Model, images: Tensor) -> Subject:
     """Run the model once by itself and once for its layout; choose what is explained."""
-    trace = Trace(model, images)
+    trace = Trace(model, images[:1])
+    images = images[:1] if trace.layout.alone else images
     output = alone(model, images)
     if not trace.classifies:
         return Subject(model, images, Neuron(0), output)

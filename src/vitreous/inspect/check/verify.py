@@ -206,17 +206,6 @@ def slope_error(subject: Subject, row: int, ours: Tensor) -> float:
 # ------------------------------------------------------------------------------------------------------- the patches
 
 
-def rectangle(subject: Subject, row: int, column: int) -> tuple[slice, slice]:
-    """The pixels of a patch."""
-    layout, size = subject.layout, subject.images.shape[-2:]
-    sides = [layout.patch[axis] if layout.patch else size[axis] // layout.grid[axis] for axis in (0, 1)]
-    down, across = (
-        slice(at * side, size[axis] if at == layout.grid[axis] - 1 else (at + 1) * side)
-        for axis, (at, side) in enumerate(zip((row, column), sides))
-    )
-    return down, across
-
-
 def some_patches(grid: tuple[int, int]) -> list[tuple[int, int]]:
     """Three patches that no transposition, turn or reflection of the grid exchanges."""
     h, w = grid
@@ -235,15 +224,15 @@ def tokens_of(subject: Subject, images: Tensor, layer: int) -> Tensor:
     """The tokens that enter a layer, as methods place them: [B h w D]."""
     if not subject.layout.entries:
         raise Unsupported(f"{subject.model.name} shows no tokens before its attention")
-    trace = Trace(subject.model, images)
-    return trace.to_patches(trace.batch_first(trace.cut(layer).entry.detach()))
+    traces = [Trace(subject.model, image[None]) for image in images]
+    return torch.cat([one.to_patches(one.batch_first(one.cut(layer).entry.detach())) for one in traces])
 
 
 def first_tokens(subject: Subject) -> Finding:
     """A changed patch moves the token of its own cell, or, in an overlapping stem, those around it."""
     grid, image, each = subject.layout.grid, subject.images[:1], []
     places = some_patches(grid)
-    images = [repainted(image, *rectangle(subject, *place), seed) for seed, place in enumerate(places)]
+    images = [repainted(image, *subject.layout.rectangle(*place), seed) for seed, place in enumerate(places)]
     tokens = tokens_of(subject, torch.cat([image, *images]), 0)
     scale = [side / here for side, here in zip(grid, tokens.shape[1:3])]
     for place, cells in zip(places, (tokens[1:] - tokens[:1]).norm(dim=-1)):
@@ -331,7 +320,7 @@ def painted_pixels(subject: Subject) -> Finding:
     images = image.repeat(len(places), 1, 1, 1)
     for i, place in enumerate(places):
         hidden[(i, *place)] = True
-        down, across = rectangle(subject, *place)
+        down, across = subject.layout.rectangle(*place)
         images[i, :, down, across] = image[0].float().mean((1, 2)).to(image)[:, None, None]
     whole = subject.score(image, 0)
     ours = scores_hidden(trace, subject.target.of_image(0), [0] * len(places), hidden, filled(trace, "mean")[:1])
