@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.capture import KEEPS, SDPA
+from vitreous.capture.capture import SDPA
+from vitreous.capture.unfused import KEEPS
 from vitreous.capture.multi_head import SIGNATURE
 from vitreous.methods.attention.value_runs import ADD, wide
 
