@@ -35,12 +35,16 @@ class Views:
     """The part of each image that the model saw, rendered on access."""
 
     sources: Sequence[Any] | Tensor
-    preprocess: Preprocess
+    seen_by: Preprocess | Model  # a model: its preprocessing, made when first needed
     start: int = 0  # index of the first image, for names such as "image 3"
 
     @classmethod
     def of(cls, images: Any, model: Model) -> Views:
-        return cls(images if isinstance(images, Tensor) else pictures.as_list(images), model.preprocess)
+        return cls(images if isinstance(images, Tensor) else pictures.as_list(images), model)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.seen_by.preprocess if isinstance(self.seen_by, Model) else self.seen_by
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -59,7 +63,7 @@ class Views:
         return Path(path).name if path else f"image {self.start + index}"
 
     def only(self, index: int) -> Views:
-        return Views(self.sources[index : index + 1], self.preprocess, self.start + index)
+        return Views(self.sources[index : index + 1], self.seen_by, self.start + index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +237,7 @@ def join(parts: Sequence[Attribution]) -> Attribution:
     if len(parts) == 1:
         return first
     sources: list[Any] = [s for part in parts if part.views for s in part.views.sources]
-    views = Views(sources, first.views.preprocess) if first.views else None
+    views = Views(sources, first.views.seen_by) if first.views else None
     notes = {
         key: [x for part in parts for x in plain(part.notes[key])]
         for key, value in first.notes.items()

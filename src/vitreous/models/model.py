@@ -16,6 +16,7 @@ from vitreous._support.memory import out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.models.facts import Facts, facts_of
+from vitreous.models.failures import how_to_read, is_int8, why_failed
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout, find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
@@ -71,8 +72,15 @@ class Model:
         """How an image becomes its input."""
         if not isinstance(self._preprocess, preprocess.Preprocess):
             given = self._preprocess
-            self._preprocess = self.library.preprocess(self.module) if given is None else adapt(given)
+            self._preprocess = self._usual_preprocess() if given is None else adapt(given)
         return self._preprocess
+
+    def _usual_preprocess(self) -> preprocess.Preprocess:
+        try:
+            return self.library.preprocess(self.module)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            said = f"{self.name}: its usual preprocessing cannot be made ({one_line(error, 120)})"
+            raise ModelError(f"{said}; give one, Model(net, preprocess=…), or float tensors [B, 3, H, W]") from error
 
     @property
     def size(self) -> tuple[int, int]:
@@ -160,13 +168,17 @@ class Model:
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
     def _why(self, error: Exception, size: tuple[int, int]) -> str:
-        """Why a forward pass failed, as far as the image size tells."""
-        given, usual = "×".join(map(str, size)), "×".join(map(str, self.size))
-        said = one_line(error, 120)
-        if size == self.size:
-            return f"{self.name} failed on a {given} image ({said}); say how to run it: Model(net, forward=…)"
-        remedy = f"load it with img_size=({size[0]}, {size[1]}) if it allows another size"
-        return f"{self.name} takes {usual} images and failed on {given} ({said}); {remedy}"
+        """Why a forward pass failed."""
+        try:
+            usual = self.size
+        except VitreousError:  # its preprocessing cannot be made, which is another matter
+            usual = None
+        return why_failed(self.module, self.name, error, size, usual, self._forward is None)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether its weights are of a kind that gradients pass through: not int8."""
+        return not self.facts.find("int8", lambda: is_int8(self.module))
 
     @contextmanager
     def still(self) -> Iterator[Still]:
@@ -253,5 +265,6 @@ def read_output(raw: Any, name: str) -> Output:
     if not isinstance(raw, Tensor):
         raise ModelError(f"{name} returns a {type(raw).__name__}, not scores; {hint}…)")
     if raw.ndim != 2:
-        raise ModelError(f"{name} returns {list(raw.shape)}, not one vector per image; {hint}net(x)[:, 0])")
+        said = f"{name} returns {list(raw.shape)}, not one vector per image"
+        raise ModelError(f"{said}; say how to read it, e.g. {how_to_read(raw)}")
     return raw

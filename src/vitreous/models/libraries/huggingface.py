@@ -122,7 +122,10 @@ def usual_processor(kind: str) -> Any:
     named = NAMES.get(kind) or ()
     names = [named.get("torchvision"), named.get("pil")] if isinstance(named, dict) else list(named)
     make = next((getattr(transformers, name) for name in names if name and hasattr(transformers, name)), None)
-    if make is None or not getattr(make(), "size", None):
+    try:
+        if make is None or not getattr(make(), "size", None):
+            return None
+    except TypeError:  # it is made from a configuration of another library
         return None
     colours = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]} if kind.startswith(PLAIN) else {}
     scale = {"size": {"shortest_edge": 256}} if make.__name__.startswith("Bit") else {}
@@ -132,7 +135,7 @@ def usual_processor(kind: str) -> Any:
 def resized(processor: Any, size: Size) -> Preprocess:
     """A processor for another input size: the same share of the image, the same colours."""
     told = processor.to_dict()
-    before, crop = dict(told["size"]), dict(told.get("crop_size") or {}) if told.get("do_center_crop") else {}
+    before, crop = sides(told["size"]), sides(told.get("crop_size")) if told.get("do_center_crop") else {}
     edge = before.get("shortest_edge")
     kept = crop["height"] / (edge or before["height"]) if crop else 1.0  # of the resized image's side
     if edge and size[0] != size[1]:  # it would pad a square image
@@ -142,6 +145,13 @@ def resized(processor: Any, size: Size) -> Preprocess:
     if crop:
         told["crop_size"] = {"height": size[0], "width": size[1]}
     return adapt(type(processor)(**told))
+
+
+def sides(stated: Any) -> dict[str, int]:
+    """A size as a dictionary; some processors keep an object with these attributes."""
+    known = ("height", "width", "shortest_edge", "longest_edge")
+    told = stated if isinstance(stated, Mapping) else {name: getattr(stated, name, None) for name in known}
+    return {name: side for name, side in told.items() if side is not None}
 
 
 def adapt(given: Any) -> Preprocess:
