@@ -14,7 +14,7 @@ READ = {1: "net(x)[:, None]", 3: "net(x).mean(1)", 4: "net(x).mean((2, 3))", 5: 
 
 
 def why_failed(net: nn.Module, name: str, error: Exception, size: Size, usual: Size | None, called: bool) -> str:
-    """Why a forward pass failed. `usual`: the size of its input, if known; `called`: vitreous called the network itself."""
+    """Why a forward pass failed. `usual`: the size of its input, if known; `called`: not by a `forward=` of the user."""
     given, said = "×".join(map(str, size)), one_line(error, 120)
     missing = required(net) if called and isinstance(error, TypeError) else []
     if missing:
@@ -29,7 +29,9 @@ def why_failed(net: nn.Module, name: str, error: Exception, size: Size, usual: S
 
 def required(net: nn.Module) -> list[str]:
     """The arguments without a default that a network needs beside its first."""
-    named = [p for p in inspect.signature(net.forward).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    named = [
+        p for p in inspect.signature(net.forward).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
     return [p.name for p in named[1:] if p.default is p.empty]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import Entry, Unfrozen
+from vitreous.capture.between_tokens import between_tokens
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Survey
 from vitreous.errors import CaptureError, ModelError
@@ -249,8 +250,13 @@ def find_obstacle(seen: Survey, layout: Layout) -> str | None:
         return f"changes its attention between softmax and values (in {seen.mixed[0] or 'its own code'})"
     if not seen.calls:
         return "shows no attention (vitreous sees torch's sdpa, nn.MultiheadAttention and softmax @ values)"
+    told = between_tokens(seen.calls, [None if met is None else met.tokens for met in seen.entries])
+    if told is False:
+        return "attends between channels, not between tokens"
     layers = [call for call in seen.calls if layout.is_layer(call, 2)]
     others = [call for call in seen.calls if not layout.is_layer(call, 2) and not layout.is_pool(call, 2)]
+    if not others and not layers:
+        return "shows no attention between its tokens, only learned queries"
     if not others:
         for call in layers:
             try:
@@ -258,7 +264,8 @@ def find_obstacle(seen: Survey, layout: Layout) -> str | None:
             except CaptureError as error:
                 return f"hides part of its attention: {error}"
         return None
-    if any(call.shape[2] == call.shape[3] and call.v.shape[-1] == layout.patches for call in others):
+    square = [call for call in others if call.shape[2] == call.shape[3]]
+    if told is None and any(call.v.shape[-1] == layout.patches for call in square):
         return "attends between channels, not between tokens"
     b, _, n, m = Counter(call.shape for call in others).most_common(1)[0][0]
     if b > 2:
