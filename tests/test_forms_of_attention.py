@@ -152,3 +152,47 @@ def ablated(net: Net) -> Tensor:
         for i in range(16):
             found[:, i] = score(tokens) - score(torch.cat([tokens[:, : i + 1], tokens[:, i + 2 :]], 1))
     return found.view(2, 4, 4)
+
+
+# ------------------------------------------------------------------------------------- tokens or channels?
+
+CHANNELS: dict[str, Form] = {  # heads as wide as there are tokens: all shapes are those of token attention
+    "queries over channels": lambda q, k, v: q.softmax(-1) @ (k.softmax(-2).mT @ v),
+    "keys over tokens": lambda q, k, v: q @ (k.mT.softmax(-1) @ v),
+    "channels": lambda q, k, v: ((q.mT @ k).softmax(-1) @ v.mT).mT,
+    "channels, values first": lambda q, k, v: v @ (q.mT @ k).softmax(-1).mT,
+}
+
+
+@pytest.mark.parametrize("form", CHANNELS)
+def test_channels_are_not_taken_for_tokens(form: str) -> None:
+    layout = Model(Net(CHANNELS[form], width=17, heads=1).eval()).layout_at((32, 32))
+    assert layout.obstacle == "attends between channels, not between tokens"
+
+
+@pytest.mark.parametrize("form", ["a @ v", "v @ a.mT"])
+def test_heads_as_wide_as_there_are_patches(form: str) -> None:
+    """Their width says nothing: tokens attend to tokens."""
+    for width in (16, 17):
+        layout = Model(Net(FORMS[form], width=width, heads=1).eval()).layout_at((32, 32))
+        assert (layout.obstacle, layout.layers) == (None, 2)
+
+
+def test_linear_attention_with_narrow_heads_is_refused() -> None:
+    for form in CHANNELS.values():
+        assert Model(Net(form, width=12, heads=2).eval()).layout_at((32, 32)).obstacle is not None
+
+
+def test_a_softmax_that_is_changed_in_place_is_refused() -> None:
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        a = weights(q, k)
+        a[..., 0] = 0
+        return a @ v
+
+    def squared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (weights(q, k) @ weights(k, q)) @ v
+
+    for form in (written, squared, lambda q, k, v: weights(q, k).square() @ v):
+        with torch.no_grad():
+            layout = Model(Net(form).eval().requires_grad_(False)).layout_at((32, 32))
+        assert layout.obstacle is not None and "changes its attention" in layout.obstacle

@@ -14,7 +14,7 @@ READ = {1: "net(x)[:, None]", 3: "net(x).mean(1)", 4: "net(x).mean((2, 3))", 5: 
 
 
 def why_failed(net: nn.Module, name: str, error: Exception, size: Size, usual: Size | None, called: bool) -> str:
-    """Why a forward pass failed. `usual`: the size of its input, if known; `called`: not by a `forward=` of the user."""
+    """Why a forward pass failed. `usual`: the size of its input, if known; `called`: without the user's `forward=`."""
     given, said = "×".join(map(str, size)), one_line(error, 120)
     missing = required(net) if called and isinstance(error, TypeError) else []
     if missing:

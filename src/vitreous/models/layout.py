@@ -37,6 +37,8 @@ class Network(Protocol):
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def has_gradients(self) -> bool: ...
     def run(self, images: Tensor) -> Tensor: ...
     def still(self) -> AbstractContextManager[Any]: ...
 
@@ -140,9 +142,9 @@ def along(ends: list[Tensor]) -> Tensor:
 
 def find_layout(model: Network, size: tuple[int, int], given: Layout | None = None) -> tuple[Layout, Reference | None]:
     """Run the model once on two noise images and measure; a layout given by hand is believed."""
-    images = noise_images(model, size).requires_grad_()
+    images = noise_images(model, size).requires_grad_(model.has_gradients)
     try:
-        seen, output = look(model, images, grad=True)
+        seen, output = look(model, images, grad=model.has_gradients)
     except (RuntimeError, ModelError) as error:
         if "nference" not in str(error):  # torch.inference_mode in its forward: only what needs no gradient will work
             raise
