@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous._support.memory import out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
+from vitreous.images.preprocess import Preprocess
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import how_to_read, is_int8, why_failed
 from vitreous.models.labels import name_classes
@@ -75,7 +76,7 @@ class Model:
             self._preprocess = self._usual_preprocess() if given is None else adapt(given)
         return self._preprocess
 
-    def _usual_preprocess(self) -> preprocess.Preprocess:
+    def _usual_preprocess(self) -> Preprocess:
         try:
             return self.library.preprocess(self.module)
         except (TypeError, AttributeError, KeyError, ValueError) as error:

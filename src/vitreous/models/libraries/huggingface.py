@@ -135,7 +135,7 @@ def usual_processor(kind: str) -> Any:
 def resized(processor: Any, size: Size) -> Preprocess:
     """A processor for another input size: the same share of the image, the same colours."""
     told = processor.to_dict()
-    before, crop = sides(told["size"]), sides(told.get("crop_size")) if told.get("do_center_crop") else {}
+    before, crop = dict(told["size"]), dict(told.get("crop_size") or {}) if told.get("do_center_crop") else {}
     edge = before.get("shortest_edge")
     kept = crop["height"] / (edge or before["height"]) if crop else 1.0  # of the resized image's side
     if edge and size[0] != size[1]:  # it would pad a square image
@@ -144,14 +144,10 @@ def resized(processor: Any, size: Size) -> Preprocess:
     told["size"] = {"shortest_edge": min(high, wide)} if edge and crop else {"height": high, "width": wide}
     if crop:
         told["crop_size"] = {"height": size[0], "width": size[1]}
-    return adapt(type(processor)(**told))
-
-
-def sides(stated: Any) -> dict[str, int]:
-    """A size as a dictionary; some processors keep an object with these attributes."""
-    known = ("height", "width", "shortest_edge", "longest_edge")
-    told = stated if isinstance(stated, Mapping) else {name: getattr(stated, name, None) for name in known}
-    return {name: side for name, side in told.items() if side is not None}
+    try:
+        return adapt(type(processor)(**told))
+    except (AttributeError, KeyError, TypeError, ValueError):  # it takes no size of this kind
+        return cropped(size, told["image_mean"], told["image_std"], told.get("crop_pct") or kept)
 
 
 def adapt(given: Any) -> Preprocess:
