@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import Attention
+from vitreous.capture.attention import Attention, folding
 from vitreous.capture.multi_head import unpacked
 from vitreous.capture.unfused import (
     FACTORS,
@@ -35,7 +35,6 @@ from vitreous.capture.unfused import (
     SOFTMAX,
     TAG,
     Soft,
-    folding,
     follow,
     operands,
     read_product,

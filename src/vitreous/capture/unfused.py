@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.capture.attention import same
+from vitreous.capture.attention import folding
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.linalg.matmul}
@@ -142,15 +142,6 @@ def read_product(
 
 def turning(fold: Fold) -> Fold:
     return lambda t: fold(t).mT
-
-
-def folding(ndim: int, images: int) -> Fold:
-    """Reshape [B·H n d] (or windows [B W H n d]) to [B H n d]."""
-    if ndim == 3:
-        return lambda t: t.reshape(images if t.shape[0] % images == 0 else t.shape[0], -1, *t.shape[1:])
-    if ndim > 4:
-        return lambda t: t.flatten(0, -4)
-    return same
 
 
 def read_einsum(equation: Any, factors: tuple[Any, ...]) -> Product | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,12 +37,3 @@ def required(net: nn.Module) -> list[str]:
 def how_to_read(raw: Tensor) -> str:
     """How to make one vector per image of an output of another shape, as Python."""
     return f"Model(net, forward=lambda x: {READ.get(raw.ndim, 'net(x)[:, …]')}, classifier=True)"
-
-
-def is_int8(net: nn.Module) -> bool:
-    """Whether torch quantised its weights: its kernels for them have no backward."""
-    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
-
-
-def is_quantised(module: Any) -> bool:
-    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)

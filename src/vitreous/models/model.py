@@ -17,7 +17,7 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.facts import Facts, facts_of
-from vitreous.models.failures import how_to_read, is_int8, why_failed
+from vitreous.models.failures import how_to_read, why_failed
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout, find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
@@ -215,6 +215,15 @@ class Still:
 
     names: dict[int, str]  # of its modules, by identity
     hooked: bool  # someone has hooked into it, so that every run must go to its end
+
+
+def is_int8(net: nn.Module) -> bool:
+    """Whether torch quantised its weights: its kernels for them have no backward."""
+    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
+
+
+def is_quantised(module: Any) -> bool:
+    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
 
 
 def unwrap(net: nn.Module) -> nn.Module:

@@ -177,6 +177,8 @@ def run_extended(model: Model, images: Images) -> Tensor:
     """A forward pass with more rows behind its blocks than images."""
     try:
         return model.run(images)
+    except Unsupported:
+        raise
     except ModelError as error:
         raise Unsupported(
             f"{model.name} needs as many rows behind its blocks as it has images (it joins them with other inputs?), "
