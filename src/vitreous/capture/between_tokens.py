@@ -53,7 +53,9 @@ def attends_tokens(call: Attention, tokens: Tensor | None) -> bool | None:
         return None
     if first is None or moved is None or changed is None:
         return None
-    return differ(first, moved) and differ(first, changed)
+    moves = differ(first, moved), differ(first, changed)
+    product = call.given is None or call.factors is not None  # of Q and K: a constant one of them moves nothing
+    return any(moves) if product else all(moves)
 
 
 def places(preference: Tensor, tokens: Tensor) -> Tensor | None:

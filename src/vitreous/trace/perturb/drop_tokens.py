@@ -181,7 +181,7 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
     """
     facts, works = trace.model.facts, asked(trace, WORKS)
     trial: Trial = {}
-    if trace.layout.obstacle is not None or not trace.layout.layers:
+    if not trace.layout.layers:
         raise Undroppable(f"{trace.model.name} {trace.layout.obstacle or 'shows no layers'}")
     if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
         found = None if is_proven(trace) else try_guess(trace, index, left)
