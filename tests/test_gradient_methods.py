@@ -168,7 +168,7 @@ def test_attention_gradients_are_autograds_own(kind: str) -> None:
     """∂y/∂A from the library's eager attention, against ours under sdpa with the same weights."""
     eager, images = copy.deepcopy(zoo.network(f"HF {kind} eager")), zoo.images(f"HF {kind} eager")  # it keeps hooks
     out = eager(pixel_values=images.clone().requires_grad_(), output_attentions=True)
-    y = vitreous.models.model.read_output(out, kind)[:, 2].sum()
+    y = vitreous.models.output.read_output(out, kind)[:, 2].sum()
     expected = torch.autograd.grad(y, out.attentions)
     fused = zoo.ZOO[f"HF {kind} sdpa"].make().eval()
     fused.load_state_dict(eager.state_dict())

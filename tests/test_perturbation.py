@@ -24,7 +24,7 @@ from torchvision.transforms.functional import gaussian_blur
 import vitreous
 from vitreous import Layout, Model, Trace
 from vitreous._support.memory import limit_memory
-from vitreous.errors import OptionError, Unsupported
+from vitreous.errors import EmptyMap, OptionError, Unsupported
 from vitreous.methods.perturbation import occlusion
 from vitreous.methods.perturbation import vit_cx as masking
 from vitreous.methods.perturbation.rise import draw
@@ -456,11 +456,10 @@ def test_channels_that_say_nothing_make_no_mask() -> None:
     assert masking.merged(flat, large, large, 0.1).shape == (0, 7, 7)
 
 
-def test_an_image_without_any_mask_gives_an_empty_map(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_any_mask_has_no_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trace, "to_patches", lambda self, tokens: torch.ones(len(tokens), 4, 4, 8))
-    ours = vitreous.explain(exact("timm ViT"), pictures("timm ViT"), "vit_cx", UNIT)
-    assert not ours.map.any()
-    assert list(ours.notes["masks"]) == [0, 0, 0]
+    with pytest.raises(EmptyMap, match=r"vit_cx: the map is zero everywhere \(image 0"):
+        vitreous.explain(exact("timm ViT"), pictures("timm ViT"), "vit_cx", UNIT)
 
 
 def test_vit_cx_runs_each_mask_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def test_the_exceptions_have_one_root() -> None:
         "TargetError",
         "OptionError",
         "CaptureError",
+        "EmptyMap",
     ):
         assert issubclass(getattr(errors, name), vitreous.VitreousError)
         assert getattr(vitreous, name) is getattr(errors, name)

@@ -22,7 +22,7 @@ GROUPS = {
     "Around any call": ("limit_memory", "show_progress", "replay"),
     "Errors": (
         *("VitreousError", "InputError", "ModelError", "WeightsError", "Unsupported"),
-        *("TargetError", "OptionError", "CaptureError"),
+        *("TargetError", "OptionError", "CaptureError", "EmptyMap"),
     ),
 }
 

@@ -9,6 +9,7 @@ from .api import explain_targets as explain_targets
 from .attribution import Attribution as Attribution
 from .declaration import ConfiguredMethod as ConfiguredMethod
 from .errors import CaptureError as CaptureError
+from .errors import EmptyMap as EmptyMap
 from .errors import InputError as InputError
 from .errors import ModelError as ModelError
 from .errors import OptionError as OptionError

@@ -81,7 +81,8 @@ def explain_all(
 
     def run(part: slice) -> list[Attribution]:
         chosen = [target[part] if per_image(target) else target for target in targets]
-        return attribute_all(Trace(wrapped, listed[part]), declared, chosen, values, Views.of(listed[part], wrapped))
+        views = Views.of(listed[part], wrapped, part.start)
+        return attribute_all(Trace(wrapped, listed[part]), declared, chosen, values, views)
 
     size = 1 if declared.alone else images_at_once(wrapped, listed)
     parts = in_batches(run, len(listed), min(size, len(listed)), f"{declared.name}, images")

@@ -23,7 +23,7 @@ from vitreous.images.bands import Bands
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.model import Model
 from vitreous.registry import Method
-from vitreous.trace.apply import choose, computed, refuse
+from vitreous.trace.apply import choose, computed, refuse, refuse_empty
 from vitreous.trace.parse_target import listed
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -36,13 +36,16 @@ class Views:
     """The part of each image that the model saw, rendered on access."""
 
     sources: Sequence[Any] | Tensor
-    preprocess: Preprocess
+    seen_by: Preprocess | Model  # a model: its preprocessing, made when first needed
     start: int = 0  # index of the first image, for names such as "image 3"
 
     @classmethod
-    def of(cls, images: Any, model: Model) -> Views:
-        listed = images if isinstance(images, Tensor) else pictures.as_list(images, model.channels)
-        return cls(listed, model.preprocess)
+    def of(cls, images: Any, model: Model, start: int = 0) -> Views:
+        return cls(images if isinstance(images, Tensor) else pictures.as_list(images, model.channels), model, start)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.seen_by.preprocess if isinstance(self.seen_by, Model) else self.seen_by
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -61,7 +64,7 @@ class Views:
         return Path(path).name if path else f"image {self.start + index}"
 
     def only(self, index: int) -> Views:
-        return Views(self.sources[index : index + 1], self.preprocess, self.start + index)
+        return Views(self.sources[index : index + 1], self.seen_by, self.start + index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +250,7 @@ def join(parts: Sequence[Attribution]) -> Attribution:
     if len(parts) == 1:
         return first
     sources: list[Any] = [s for part in parts if part.views for s in part.views.sources]
-    views = Views(sources, first.views.preprocess) if first.views else None
+    views = Views(sources, first.views.seen_by) if first.views else None
     notes = {
         key: [x for part in parts for x in plain(part.notes[key])]
         for key, value in first.notes.items()
@@ -261,20 +264,39 @@ def join(parts: Sequence[Attribution]) -> Attribution:
 
 
 def attribute(
-    trace: Trace, declared: Method, target: Any, values: dict[str, Any], views: Views | None = None
+    trace: Trace,
+    declared: Method,
+    target: Any,
+    values: dict[str, Any],
+    views: Views | None = None,
+    *,
+    strict: bool = True,
 ) -> Attribution:
     """Run one method on one trace; `values` are validated options."""
-    return attribute_all(trace, declared, [target], values, views)[0]
+    return attribute_all(trace, declared, [target], values, views, strict=strict)[0]
 
 
 def attribute_all(
-    trace: Trace, declared: Method, targets: list[Any], values: dict[str, Any], views: Views | None = None
+    trace: Trace,
+    declared: Method,
+    targets: list[Any],
+    values: dict[str, Any],
+    views: Views | None = None,
+    *,
+    strict: bool = True,
 ) -> list[Attribution]:
-    """Run one method on one trace for each target; a method that does not depend on a target runs once."""
+    """Run one method on one trace for each target; a method that does not depend on a target runs once.
+
+    `strict`: raise if the map of an image is zero everywhere or not finite.
+    """
     refuse(trace, declared)
     chosen = [choose(trace, target, declared) for target in targets]
     results, output = computed(trace, declared, tuple(chosen if declared.targeted else chosen[:1]), values)
     output = trace.output if output is None and declared.targeted else output
+    views = views or Views.of(trace.images, trace.model)
+    for target, noted in zip(chosen, results) if strict else ():
+        fixed = target if output is None else target.fix(output)
+        refuse_empty(trace, declared, fixed, noted.map, views)
     return [
         Attribution(
             map=noted.map,
@@ -284,7 +306,7 @@ def attribute_all(
             model=trace.model.name,
             signed=declared.is_signed(values),
             notes=noted.notes,
-            views=views or Views.of(trace.images, trace.model),
+            views=views,
         )
         for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
     ]

@@ -7,7 +7,8 @@ VitreousError
 │   └── Unsupported     a method cannot work on a model (others can)
 ├── TargetError         the model has no such class, concept or text
 ├── OptionError         there is no such method, metric, option or value
-└── CaptureError        the captured attention does not reproduce the layer's output
+├── CaptureError        the captured attention does not reproduce the layer's output
+└── EmptyMap            a method's map is zero everywhere, or not finite
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class OptionError(VitreousError, ValueError):
 
 class CaptureError(VitreousError, RuntimeError):
     """The captured attention does not reproduce the layer's output: A·V, recomputed, differs from it."""
+
+
+class EmptyMap(VitreousError, RuntimeError):
+    """The map of an image is zero everywhere, or not finite: it explains nothing."""
 
 
 def nearest(word: str, known: Iterable[str], most: int = 3) -> str:

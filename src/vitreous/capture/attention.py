@@ -184,6 +184,15 @@ class Attention:
             )
 
 
+def folding(ndim: int, images: int) -> Callable[[Tensor], Tensor]:
+    """Reshape [B·H n d] (or windows [B W H n d]) to [B H n d]."""
+    if ndim == 3:
+        return lambda t: t.reshape(images if t.shape[0] % images == 0 else t.shape[0], -1, *t.shape[1:])
+    if ndim > 4:
+        return lambda t: t.flatten(0, -4)
+    return same
+
+
 def fusible(q: Tensor) -> bool:
     """Whether there are kernels for queries of this type and width."""
     return q.is_cuda and q.dtype in FUSED and q.shape[-1] <= WIDEST and triton()

@@ -225,6 +225,7 @@ class Sums:
 
 # ------------------------------------------------------------------------------------------ where gradients begin
 
+BATCH_NORM = {F.batch_norm, torch.batch_norm}
 Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", n): what the n-th linear layer reads
 
 
@@ -234,7 +235,24 @@ class Unfrozen(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return None if func is torch._C._set_grad_enabled else func(*args, **(kwargs or {}))
+        if func is torch._C._set_grad_enabled:
+            return None
+        return normalised(func, args, kwargs or {}) if func in BATCH_NORM else func(*args, **(kwargs or {}))
+
+
+def normalised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A batch norm whose backward is right.
+
+    On a CPU, torch's is wrong in eval mode for one image if its input or the gradient has the strides of permuted
+    tokens, [1 C h w] with channels last: both are made contiguous.
+    """
+    x, *rest = args or (kwargs.pop("input"),)
+    if x.is_cuda or len(x) != 1 or x.ndim < 3:
+        return func(x, *rest, **kwargs)
+    out = func(x.contiguous(), *rest, **kwargs)
+    if out.requires_grad:
+        out.register_hook(Tensor.contiguous)
+    return out
 
 
 class AtEntries(TorchFunctionMode):
@@ -280,6 +298,8 @@ class CutAt(AtEntries):
     ) -> Any:
         if func is torch._C._set_grad_enabled:
             return None  # as in Unfrozen
+        if func in BATCH_NORM:
+            return normalised(func, args, kwargs or {})
         return super().__torch_function__(func, types, args, kwargs)
 
     def met(self, entry: Entry, tokens: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ all of them, calls the original kernel and keeps its inputs and output. No code 
 
     sdpa    F.scaled_dot_product_attention    timm, transformers (sdpa), DINOv2, DINOv3, open_clip's own blocks
     mha     F.multi_head_attention_forward    nn.MultiheadAttention: torchvision, CLIP, nn.TransformerEncoder
-    eager   softmax(…) @ V                    transformers (eager), timm (fused_attn=False), Swin, DINO, MAE
+    eager   softmax(…) @ V (unfused.py)       transformers (eager), timm (fused_attn=False), Swin, DINO, MAE
 
 `Capture` only records. Everything else is a separate mode stacked on it: `CutAt` (attention_backward.py) lets gradients
 begin at a layer, `NarrowedBlock` (narrowed_block.py) computes less of the last block, `Survey` (survey.py) takes the
@@ -27,20 +27,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import Attention, same
+from vitreous.capture.attention import Attention, folding
 from vitreous.capture.multi_head import unpacked
+from vitreous.capture.unfused import (
+    FACTORS,
+    PRODUCTS,
+    SOFTMAX,
+    TAG,
+    Soft,
+    follow,
+    operands,
+    read_product,
+    soft_of,
+    tag_softmax,
+)
 
 NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
 SDPA = {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
-SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
-MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
-KEEPS = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16}
-KEEPS |= {Tensor.contiguous, Tensor.clone, torch.clone, torch.nan_to_num, Tensor.nan_to_num}
-
-TAG = "_vitreous_softmax"  # attribute of a tensor: it is a softmax ("soft"), or made from one and changed ("mixed")
-FACTORS = "_vitreous_factors"  # attribute of a product: its two factors, which may be Q and Kᵀ
 WHOLE = "_vitreous_whole"  # attribute of some rows of Q or A: all rows, their mask, the row indices (narrowed_block.py)
-WATCHED = SDPA | SOFTMAX | MATMUL | {F.multi_head_attention_forward, F.linear, F.conv2d, torch.einsum}
+WATCHED = SDPA | SOFTMAX | PRODUCTS | {F.multi_head_attention_forward, F.linear, F.conv2d}
 
 
 class Enough(BaseException):
@@ -110,11 +115,12 @@ class Capture(TorchFunctionMode):
         if func is F.linear:
             self.linear = (linear_parts(*args, **kwargs)[0], out)
         elif func in SOFTMAX:
-            self.see_softmax(args, kwargs, out)
-        elif func in MATMUL or func is torch.einsum:
-            self.see_product(func, args, out)
-        if self._following and isinstance(out, Tensor):
-            self.see_change(func, args, out)
+            self._following = tag_softmax(args, kwargs, out) or self._following
+        elif func in PRODUCTS:
+            self.see_product(func, args, kwargs, out)
+            return out
+        if self._following and func not in SOFTMAX:
+            follow(func, args, out)
         return out
 
     # -------------------------------------------------------------------------------------------- fused attention
@@ -174,42 +180,26 @@ class Capture(TorchFunctionMode):
 
     # --------------------------------------------------------------------------------------- unfused attention
 
-    def see_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        if kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, out.ndim - 1):
-            self._following = True
-            setattr(out, TAG, "soft")
-            if hasattr(args[0], FACTORS):
-                setattr(out, FACTORS, getattr(args[0], FACTORS))
-
-    def see_product(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
+    def see_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         """A product: of a softmax and values it is an attention; any other may be Q·Kᵀ."""
-        if func is torch.einsum:
-            a, v, fold_a, fold_v, fold = einsum_axes(args)
-        else:
-            a, v = args[0], args[1]
-            fold_a = fold_v = fold = folding(a.ndim, self.images)
-        if not isinstance(a, Tensor) or not hasattr(a, TAG) or out.ndim < 3:
+        factors = operands(func, args, kwargs)
+        softs = [one for one in factors if soft_of(one) is not None]
+        if not softs or out.ndim < 3:
             self._following = True
-            setattr(out, FACTORS, args[-2:])
-        elif getattr(a, TAG) == "mixed" or fold is None:
-            self.mix(caller(self.names), a.shape[1], v.shape[-1])
+            setattr(out, FACTORS, factors)
+            return
+        found = read_product(func, args, kwargs, factors, self.images)
+        if found is None and len(softs) > 1:  # two softmaxes multiplied
+            setattr(out, TAG, Soft(mixed=True))
+        elif found is None:
+            self.mix(caller(self.names), softs[0].shape[1], out.shape[-1])
         else:
-            a, _, only = getattr(a, WHOLE, (a, None, None))
-            call = Attention(caller(self.names), "eager", out, fold_v(v), given=fold_a(a), fold=fold, only=only)
+            a, _, only = getattr(found.a, WHOLE, (found.a, None, None))
+            v, given = found.fold_v(found.v), found.fold_a(a)
+            call = Attention(caller(self.names), "eager", out, v, given=given, fold=found.fold, only=only)
             call.factors = getattr(a, FACTORS, None)
             call.keys = None if call.factors is None else call.factors[1]
             self.keep(call)
-
-    def see_change(self, func: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        """Follow scores to their softmax, and a softmax through functions that preserve it; mark changed ones."""
-        if func in SOFTMAX or func in MATMUL or func is torch.einsum:
-            return
-        for source in args:
-            if isinstance(source, Tensor) and out.numel() == source.numel():
-                if hasattr(source, FACTORS):
-                    setattr(out, FACTORS, getattr(source, FACTORS))
-                if hasattr(source, TAG):
-                    setattr(out, TAG, getattr(source, TAG) if func in KEEPS else "mixed")
 
     # ------------------------------------------------------------------------------------------ what was recorded
 
@@ -251,42 +241,6 @@ def names_of(net: nn.Module) -> dict[int, str]:
 def linear_parts(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The arguments of F.linear, however they were passed."""
     return input, weight, bias
-
-
-def folding(ndim: int, images: int) -> Callable[[Tensor], Tensor]:
-    """Reshape [B·H n d] (or windows [B W H n d]) to [B H n d]."""
-    if ndim == 3:
-        return lambda t: t.reshape(images if t.shape[0] % images == 0 else t.shape[0], -1, *t.shape[1:])
-    if ndim > 4:
-        return lambda t: t.flatten(0, -4)
-    return same
-
-
-def einsum_axes(args: tuple[Any, ...]) -> Any:
-    """a, v, and how to reshape a, v and the result to [B H N M], [B H M d] and [B H N d] (None if impossible)."""
-    equation, operands = args[0], args[1:]
-    failed = (None, None, None, None, None)
-    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
-        return failed
-    left, result = equation.replace(" ", "").split("->")
-    terms = left.split(",")
-    if hasattr(operands[1], TAG):
-        operands, terms = operands[::-1], terms[::-1]
-    a, v = operands
-    if not isinstance(a, Tensor) or not hasattr(a, TAG):
-        return failed
-    shared = [c for c in terms[0] if c in terms[1] and c in result]
-    keys = [c for c in terms[0] if c in terms[1] and c not in result]
-    queries = [c for c in terms[0] if c not in terms[1] and c in result]
-    width = [c for c in terms[1] if c not in terms[0] and c in result]
-    if not (len(shared) in (1, 2) and len(keys) == len(queries) == len(width) == 1) or terms[0][-1] != keys[0]:
-        return a, v, None, None, None
-
-    def order(term: str, last: list[str]) -> Callable[[Tensor], Tensor]:
-        axes = [term.index(c) for c in shared + last]
-        return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
-
-    return a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width)
 
 
 def additive(mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor | None:

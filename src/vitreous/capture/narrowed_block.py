@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import rows_of, run_of
-from vitreous.capture.capture import MATMUL, SDPA, TAG, WHOLE, linear_parts
+from vitreous.capture.capture import SDPA, WHOLE, linear_parts
 from vitreous.capture.multi_head import SIGNATURE, unpacked
+from vitreous.capture.unfused import MATMUL, TAG, Soft, operands, soft_of
 from vitreous.errors import Unsupported
 from vitreous.types import Heads, Tokens, Weights
 
@@ -103,8 +104,8 @@ class NarrowedBlock(TorchFunctionMode):
             return self.multi_head(func, args, kwargs)
         if func is F.linear and self.fold is not None and self.state == "whole":
             return self.linear(*linear_parts(*args, **kwargs))
-        if func in MATMUL and getattr(args[0], TAG, None) == "soft":
-            return self.product(func, *args)
+        if func in MATMUL and is_weights(soft_of(operands(func, args, kwargs)[0])):
+            return self.product(func, *operands(func, args, kwargs))
         return func(*args, **kwargs)
 
     def enter(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -173,7 +174,7 @@ class NarrowedBlock(TorchFunctionMode):
         """The same for a product of a softmax and values: the used rows, and all values."""
         a, v = self.attention(a, v)
         part = a[..., run_of(self.read), :]
-        setattr(part, TAG, "soft")
+        setattr(part, TAG, soft_of(a))
         setattr(part, WHOLE, (a, None, self.read))
         return func(part, v)  # type: ignore[no-any-return]
 
@@ -207,6 +208,11 @@ class NarrowedBlock(TorchFunctionMode):
 
             out.register_hook(back)  # type: ignore[no-untyped-call]
         return out
+
+
+def is_weights(soft: Soft | None) -> bool:
+    """Whether this softmax is A as it stands to the left of V."""
+    return soft is not None and not soft.mixed and not soft.turned
 
 
 def no_weights() -> Weights:

@@ -26,7 +26,7 @@ from vitreous.cli.results import (
     unique_names,
     work_through,
 )
-from vitreous.errors import OptionError, TargetError, Unsupported, one_of
+from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
 from vitreous.plot.figure import explanation_figure, save_figure
@@ -70,6 +70,15 @@ def run(
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
+        try:
+            explain_pictures(batch)
+        except EmptyMap as error:  # of one image: the others are explained without it
+            if len(batch) == 1:
+                summary.failed.append({"image": str(batch[0][0]), "reason": f"{batch[0][0]}: {error}"})
+            for one in batch if len(batch) > 1 else ():
+                work([one])
+
+    def explain_pictures(batch: Batch) -> None:
         trace = Trace(model, [picture.image for _, picture in batch])
         grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
         for i, (file, _) in enumerate(batch):
@@ -109,8 +118,9 @@ def attempt(
     asked: list[Any] = [None] if targets is None else targets
     try:
         made = attribute_all(trace, one, asked, plan.values[one.name], views)
-    except (Unsupported, TargetError) as error:
-        if not plan.everything or (isinstance(error, TargetError) and targets is not None):
+    except (Unsupported, TargetError, EmptyMap) as error:
+        spoils = isinstance(error, EmptyMap) and len(trace) > 1  # a method, for the other images too
+        if not plan.everything or spoils or (isinstance(error, TargetError) and targets is not None):
             raise
         summary.notes[f"without {one.name}: {error}"] = None
         return [None] * len(asked)

@@ -19,7 +19,7 @@ from vitreous.attribution import Attribution, attribute
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, explained
 from vitreous.evaluation.plan import Methods, Settings, make_plan
 from vitreous.evaluation.report.files import write_all
-from vitreous.evaluation.results import BROKEN, NO_MASK, UNTOLD, About, Asked, Board, Example, Plan
+from vitreous.evaluation.results import NO_MASK, UNTOLD, About, Asked, Board, Example, Plan
 from vitreous.images.dataset import Data, read_data
 from vitreous.images.masks import Mask
 from vitreous.images.readers import Batch, Loaded, Reader, from_jpeg
@@ -27,7 +27,7 @@ from vitreous.metrics.case import Measured, make_case, measure, no_target
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Method, Metric
-from vitreous.trace.apply import as_model, choose, images_at_once
+from vitreous.trace.apply import as_model, choose, faults, images_at_once
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 
@@ -99,7 +99,7 @@ def measure_method(plan: Plan, scene: Scene, name: str, without: frozenset[str] 
     begun = now(own)
     try:
         target = scene.target if asked.declared.targeted else None
-        found.made = attribute(own, asked.declared, target, asked.values)
+        found.made = attribute(own, asked.declared, target, asked.values, strict=False)
     except Exception as error:
         failed(plan, found, error, None)
         return found
@@ -118,15 +118,16 @@ def measure_metric(scene: Scene, found: Found, asked: Asked[Method], k: int, wan
     assert found.made is not None
     maps = found.made.map
     unmasked = [wanted.declared.masks and mask is None for mask in scene.masks]
+    wrong = faults(asked.declared, maps)
     if not all(unmasked):
         case = make_case(scene.trace, asked.declared, asked.values, scene.target, maps, scene.masks)
         measured = measure(wanted.declared, case, wanted.values)
         found.values[k] = measured.value.double().numpy()
+        found.values[k, list(wrong)] = np.nan
         if measured.curve is not None and measured.at is not None:
             found.curves[wanted.declared.name] = measured
     for i in np.flatnonzero(np.isnan(found.values[k])).tolist():
-        broken = not maps[i].isfinite().all()
-        found.reasons[k, i] = NO_MASK if unmasked[i] else BROKEN if broken else UNTOLD
+        found.reasons[k, i] = NO_MASK if unmasked[i] else wrong.get(i, UNTOLD)
 
 
 def failed(plan: Plan, found: Found, error: Exception, k: int | None) -> None:

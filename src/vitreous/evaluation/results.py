@@ -18,13 +18,14 @@ from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.images.dataset import Data
 from vitreous.registry import Declared, Method, Metric
+from vitreous.trace.apply import BROKEN, EMPTY
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
     from vitreous.plot.curves import Curve
 
 DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity"})  # families that cannot tell right maps
-BROKEN, NO_MASK, UNTOLD = "the map is not finite", "no mask", "the metric gives no number"
+NO_MASK, UNTOLD = "no mask", "the metric gives no number"
 
 D = TypeVar("D", bound=Declared)
 
@@ -207,7 +208,7 @@ class Board:
         ]
         images: dict[tuple[str, str, str], set[int]] = defaultdict(set)
         for (m, k, number), why in self.reasons.items():
-            metric = "" if why == BROKEN else self.metrics[k]
+            metric = "" if why in (BROKEN, EMPTY) else self.metrics[k]
             images["" if why == NO_MASK else self.methods[m], metric, why].add(number)
         for (method, metric, why), numbers in images.items():
             name = self.data.samples[min(numbers)].name

@@ -164,13 +164,13 @@ def make_case(
     if target is not None or trace.classifies:
         fixed = choose(trace, target, declared).fix(trace.output)
 
-    def again(other: Trace, wanted: Target) -> Map:
+    def again(other: Trace, wanted: Target, strict: bool = False) -> Map:
         assert method is not None
-        return attribute(other, method, wanted if method.targeted else None, dict(settings)).map
+        return attribute(other, method, wanted if method.targeted else None, dict(settings), strict=strict).map
 
     if maps is None:
         assert method is not None
-        maps = again(trace, fixed)
+        maps = again(trace, fixed, strict=True)
     return Case(trace, maps.to(trace.images.device), fixed, masks, again if method is not None else None)
 
 

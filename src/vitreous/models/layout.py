@@ -66,6 +66,11 @@ class Layout:
         return None if self.pooled or len(self.readout) * 2 > self.tokens else list(self.readout)
 
     @property
+    def reads_one_patch(self) -> bool:
+        """Whether the output depends on a single token, which is a patch: no model is meant so."""
+        return self.probed and len(self.readout) == 1 < self.patches and self.readout[0] in self.patch_tokens
+
+    @property
     def patch_tokens(self) -> list[int]:
         """The token of each patch, row by row."""
         return list(self.order or range(self.prefix, self.prefix + self.patches))

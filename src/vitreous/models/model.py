@@ -16,13 +16,15 @@ from vitreous._support.memory import out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
+from vitreous.images.preprocess import Preprocess
 from vitreous.models.facts import Facts, facts_of
+from vitreous.models.failures import why_failed
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
-from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, find_output, library_of
-from vitreous.models.output import AUTO, Ending, Meaning, check_kind, decide, see
-from vitreous.types import Images, Output
+from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
+from vitreous.models.output import AUTO, Ending, Meaning, check_kind, decide, read_output, see
+from vitreous.types import Images
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
 
@@ -68,6 +70,7 @@ class Model:
         self._ending: Ending | None = None  # what the layout run showed of the output
         self._meaning: Meaning | None = None
         self._forward = forward
+        self._mean = False  # whether the mean of the tokens is the embedding, for a network that returns its tokens
         self._preprocess = preprocess
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
@@ -88,7 +91,7 @@ class Model:
         """How an image becomes its input."""
         if not isinstance(self._preprocess, preprocess.Preprocess):
             given = self._preprocess
-            found = self.library.preprocess(self.module) if given is None else adapt(given, self.channels)
+            found = self._usual_preprocess() if given is None else adapt(given, self.channels)
             self._preprocess = found if given is None else replace(found, own=True)
         found = self._preprocess
         if found.channels != self.channels or found.bands != self.bands:
@@ -101,6 +104,13 @@ class Model:
         if self._channels is None:
             self._channels = self.library.channels(self.module) or 3
         return self._channels
+
+    def _usual_preprocess(self) -> Preprocess:
+        try:
+            return self.library.preprocess(self.module)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            said = f"{self.name}: its usual preprocessing cannot be made ({one_line(error, 120)})"
+            raise ModelError(f"{said}; give one, Model(net, preprocess=…), or float tensors [B, 3, H, W]") from error
 
     @property
     def size(self) -> tuple[int, int]:
@@ -128,7 +138,11 @@ class Model:
         """The geometry at this (height, width), measured once; a layout given by hand is believed."""
         if size not in self._layouts:
             self._ending = self._ending if self._layouts else None  # of a run with gradients
-            self._layouts[size], reference = find_layout(self, size, self._given_layout)
+            found, reference = find_layout(self, size, self._given_layout)
+            if found.reads_one_patch and not self._mean:  # there is no CLS among the tokens that it returns
+                self._mean = True
+                found, reference = find_layout(self, size, self._given_layout)
+            self._layouts[size] = found
             if self._given_layout is None:
                 self.facts.note(("layout run", size), reference)
             if self._ending is not None:
@@ -221,7 +235,7 @@ class Model:
     def run(self, images: Images) -> Float[Tensor, "rows C"]:
         """One forward pass; the scores or the embedding of each image."""
         try:
-            output = read_output(self._call(images), self.name)
+            output = read_output(self._call(images), self.name, self._mean)
             self.outputs = output.shape[1]
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
@@ -235,13 +249,17 @@ class Model:
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
     def _why(self, error: Exception, size: tuple[int, int]) -> str:
-        """Why a forward pass failed, as far as the image size tells."""
-        given, usual = "×".join(map(str, size)), "×".join(map(str, self.size))
-        said = one_line(error, 120)
-        if size == self.size:
-            return f"{self.name} failed on a {given} image ({said}); say how to run it: Model(net, forward=…)"
-        remedy = f"load it with img_size=({size[0]}, {size[1]}) if it allows another size"
-        return f"{self.name} takes {usual} images and failed on {given} ({said}); {remedy}"
+        """Why a forward pass failed."""
+        try:
+            usual = self.size
+        except VitreousError:  # its preprocessing cannot be made, which is another matter
+            usual = None
+        return why_failed(self.module, self.name, error, size, usual, self._forward is None)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether its weights are of a kind that gradients pass through: not int8."""
+        return not self.facts.find("int8", lambda: is_int8(self.module))
 
     @contextmanager
     def still(self) -> Iterator[Still]:
@@ -279,6 +297,15 @@ class Still:
     hooked: bool  # someone has hooked into it, so that every run must go to its end
 
 
+def is_int8(net: nn.Module) -> bool:
+    """Whether torch quantised its weights: its kernels for them have no backward."""
+    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
+
+
+def is_quantised(module: Any) -> bool:
+    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+
+
 def unwrap(net: nn.Module) -> nn.Module:
     """The network inside torch.compile and DataParallel."""
     inner = getattr(net, "_orig_mod", None)
@@ -312,21 +339,3 @@ def later(value: Tensor) -> Callable[[], Tensor]:
 def is_compiled(module: nn.Module) -> bool:
     own = module.__dict__
     return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None
-
-
-def read_output(raw: Any, name: str) -> Output:
-    """Find the one vector per image in whatever a network returns."""
-    hint = "say how to read it, e.g. Model(net, forward=lambda x: "
-    if isinstance(raw, Mapping):
-        found = find_output(raw)
-        if found is None:
-            keys = list(raw)[:5]
-            raise ModelError(f"{name} returns a dictionary of {keys}; {hint}net(x)[{keys[0] if keys else 'key'!r}])")
-        raw = found
-    elif isinstance(raw, tuple | list) and raw:
-        return read_output(raw[0], name)
-    if not isinstance(raw, Tensor):
-        raise ModelError(f"{name} returns a {type(raw).__name__}, not scores; {hint}…)")
-    if raw.ndim != 2:
-        raise ModelError(f"{name} returns {list(raw.shape)}, not one vector per image; {hint}net(x)[:, 0])")
-    return raw

@@ -10,6 +10,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
+from vitreous.capture.between_tokens import between_tokens
 from vitreous.errors import CaptureError
 from vitreous.models.data_flow import DataFlow, chains
 from vitreous.models.layout import Layout
@@ -41,8 +42,12 @@ def find_obstacle(
     others = [seen.calls[i] for i in read if i not in layers and i not in pool]
     if not others and head_by_head(seen, layout):
         return Obstacle("computes its heads one by one"), [], None
-    if any(call.shape[2] == call.shape[3] and call.v.shape[-1] == layout.patches for call in others):
+    told = told_apart(seen, read)
+    square = [call for call in others if call.shape[2] == call.shape[3]]
+    if told is False or (told is None and any(call.v.shape[-1] == layout.patches for call in square)):
         return Obstacle("attends between channels, not between tokens"), [], None
+    if not layers and not others:
+        return Obstacle("shows no attention between its tokens, only learned queries"), [], None
     chain = one_chain(read if others else layers, seen, flow, ends)
     if isinstance(chain, Obstacle):
         return chain, [], None
@@ -64,6 +69,12 @@ def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | Non
     if places is None and all(seen.calls[i].shape[2] == seen.calls[i].shape[3] for i in read):
         return Obstacle("makes its tokens in a way that cannot be traced to patches of the image")
     return None
+
+
+def told_apart(seen: Seen, read: list[int]) -> bool | None:
+    """Whether tokens attend to tokens, as far as it can be measured."""
+    entries = [seen.survey.entries[i] for i in read]
+    return between_tokens([seen.calls[i] for i in read], [None if met is None else met.tokens for met in entries])
 
 
 def other_shapes(others: list[Attention], tokens: int, images: int) -> Obstacle:

@@ -9,6 +9,7 @@ value     numbers that have no probability: a regression
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError, one_of
+from vitreous.models.failures import how_to_read
+from vitreous.models.libraries import find_output
+from vitreous.types import Output
 
 AUTO = "auto"
 TOLERANCE = 1e-3  # how far the sum of probabilities may be from one
@@ -182,3 +186,22 @@ def is_cosine(product: Any) -> bool:
         return False
     begun = product.next_functions[0][0]
     return begun is not None and any(not is_scaled(one) for one in nearby(begun, "Div"))
+
+
+def read_output(raw: Any, name: str, mean: bool = False) -> Output:
+    """Find the one vector per image in whatever a network returns; of tokens, the first or their mean."""
+    hint = "say how to read it, e.g. Model(net, forward=lambda x: "
+    if isinstance(raw, Mapping):
+        found = find_output(raw, mean)
+        if found is None:
+            keys = list(raw)[:5]
+            raise ModelError(f"{name} returns a dictionary of {keys}; {hint}net(x)[{keys[0] if keys else 'key'!r}])")
+        raw = found
+    elif isinstance(raw, tuple | list) and raw:
+        return read_output(raw[0], name, mean)
+    if not isinstance(raw, Tensor):
+        raise ModelError(f"{name} returns a {type(raw).__name__}, not scores; {hint}…)")
+    if raw.ndim != 2:
+        said = f"{name} returns {list(raw.shape)}, not one vector per image"
+        raise ModelError(f"{said}; say how to read it, e.g. {how_to_read(raw)}")
+    return raw

@@ -29,6 +29,8 @@ class Network(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def channels(self) -> int: ...
+    @property
+    def has_gradients(self) -> bool: ...
     def run(self, images: Tensor) -> Tensor: ...
     def still(self) -> AbstractContextManager[Any]: ...
 
@@ -72,6 +74,8 @@ def look(model: Network, images: Tensor) -> Seen:
 
 def watch(model: Network, images: Tensor) -> Seen:
     """One run of these images, with gradients if the model allows them."""
+    if not model.has_gradients:
+        return surveyed(model, images, grad=False)
     try:
         leaf = images.detach().clone().requires_grad_()
         return surveyed(model, leaf, grad=True)

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size
-from vitreous.errors import InputError, ModelError, OptionError, Unsupported, one_of
+from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
 from vitreous.images import pictures
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
-from vitreous.models.model import Model
+from vitreous.models.model import Model, capturing
 from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.batched_targets import maps_of, targets_at_once
@@ -26,7 +26,7 @@ from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
-from vitreous.types import Images, Output
+from vitreous.types import Images, Map, Output
 
 BATCH = {"cpu": 16, "cuda": 256}  # images per batch, if memory allows
 
@@ -161,6 +161,39 @@ def computed(
     trace.refuse_infinite()
     maps, output = made[: len(targets)], made[len(targets) :]
     return [Noted(map, {}) for map in maps], next(iter(output), None)
+
+
+BROKEN, EMPTY = "the map is not finite", "the map is zero everywhere"
+LIKELY = {
+    BROKEN: "its activations or gradients overflow; try float32 weights, or another method",
+    EMPTY: "the score does not depend on what the method reads, or all of it was clipped at 0; "
+    "try another target or method",
+}
+
+
+def faults(declared: Method, maps: Map) -> dict[int, str]:
+    """What is wrong with the maps of some images, by index; a control may be anything but NaN."""
+    flat = maps.detach().flatten(1)
+    broken, empty = torch.stack([~flat.isfinite().all(1), (flat == 0).all(1)]).tolist()
+    control = declared.family == "control"
+    return {i: BROKEN if bad else EMPTY for i, bad in enumerate(broken) if bad or (empty[i] and not control)}
+
+
+@runtime_checkable
+class Named(Protocol):
+    """Something that knows the names of the images."""
+
+    def name(self, index: int) -> str: ...
+
+
+def refuse_empty(trace: Trace, declared: Method, target: Target, maps: Map, views: Named) -> None:
+    """Raise if a map explains nothing."""
+    wrong = {} if capturing(trace.images) else faults(declared, maps)
+    for index, fault in wrong.items():
+        asked = f", target {target.of_image(index)}" if declared.targeted else ""
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        about = f"{views.name(index)}{more}, {trace.model.name}{asked}"
+        raise EmptyMap(f"{declared.name}: {fault} ({about}): {LIKELY[fault]}")
 
 
 def on_gpu(images: Images) -> bool:

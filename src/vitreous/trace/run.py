@@ -137,6 +137,8 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
     """Run the model."""
     device, rows = images.device.type, how.count or len(images)
     output = None
+    if (how.grad or how.layer is not None) and not model.has_gradients:
+        raise Unsupported(f"{model.name} has int8 weights, which pass no gradient on; try attention, occlusion or rise")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(how.grad))
@@ -154,7 +156,7 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
         cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
-        output = model.run(images)
+        output = run_extended(model, images) if how.extend is not None else model.run(images)
     layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
     if output is None:
         return Stopped(images, layers, how.since)
@@ -171,6 +173,19 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         pool=pools[-1] if pools else None,
         leaf=None if cut is None else cut.leaf,
     )
+
+
+def run_extended(model: Model, images: Images) -> Tensor:
+    """A forward pass with more rows behind its blocks than images."""
+    try:
+        return model.run(images)
+    except Unsupported:
+        raise
+    except ModelError as error:
+        raise Unsupported(
+            f"{model.name} needs as many rows behind its blocks as it has images (it joins them with other inputs?), "
+            "and this method adds some; try gae, rollout or gradcam"
+        ) from error
 
 
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import TargetError, one_line
-from vitreous.models.model import Model, read_output
+from vitreous.models.model import Model
+from vitreous.models.output import read_output
 
 
 def embed_text(model: Model, prompt: str) -> Tensor:

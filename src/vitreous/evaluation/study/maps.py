@@ -14,7 +14,7 @@ from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings
 from vitreous.models.model import Model
 from vitreous.plot.colour import is_control
 from vitreous.registry import METHODS
-from vitreous.trace.apply import why_not
+from vitreous.trace.apply import faults, why_not
 
 if TYPE_CHECKING:
     import pyarrow
@@ -87,8 +87,8 @@ def run_method(scene: Scene, name: str, values: Mapping[str, Any]) -> Outcome:
     declared = METHODS[name]
     try:
         target = scene.target if declared.targeted else None
-        made = attribute(scene.trace, declared, target, dict(values))
-        return Outcome(map=made.map.cpu().numpy())
+        made = attribute(scene.trace, declared, target, dict(values), strict=False)
+        return Outcome(map=made.map.cpu().numpy(), errors=faults(declared, made.map))
     except Exception as error:
         if out_of_memory(error) and len(scene.trace) > 1:
             raise

@@ -22,14 +22,14 @@ from vitreous.images.readers import Batch, Loaded
 from vitreous.metrics.case import no_target
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
-from vitreous.trace.apply import choose
+from vitreous.trace.apply import BROKEN, choose
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow
 
-BROKEN, NO_LABEL = "the map is not finite", "the image has no label"
+NO_LABEL = "the image has no label"
 Place = tuple[int, int, str]  # image, target, method
 
 

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.capture import KEEPS, SDPA
+from vitreous.capture.capture import SDPA
 from vitreous.capture.multi_head import SIGNATURE
+from vitreous.capture.unfused import KEEPS
 from vitreous.methods.attention.value_runs import ADD, wide
 
 MULTIPLY = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}

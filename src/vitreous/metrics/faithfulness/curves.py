@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous._support.progress import steps as told
 from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case
-from vitreous.trace.perturb.drop_tokens import refuse_dropping, scores_keeping
+from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping, scores_keeping
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
 from vitreous.trace.perturb.variant_runs import Kept
@@ -67,11 +67,8 @@ def take_out(case: Case, orders: Sequence[Order], steps: int, what: str, remedy:
     trace, target, ranked = case.trace, case.graded, torch.cat(list(orders))
     try:
         refuse_dropping(trace)
-    except Unsupported:
-        raise Unsupported(
-            f"{what} takes tokens out of the sequence, and {trace.model.name} uses its tokens in other ways than "
-            f"attention and their mean; use {remedy}"
-        ) from None
+    except Undroppable as error:
+        raise Unsupported(f"{what} takes tokens out of the sequence, and {error.reason}; use {remedy}") from None
     rows, patches = list(range(len(trace))) * len(orders), ranked.shape[1]
     points = [
         scores_keeping(trace, target, rows, kept(trace, ranked[:, patches * step // steps :]))

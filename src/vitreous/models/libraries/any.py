@@ -137,14 +137,17 @@ def names(everything: bool) -> list[str] | None:
     return None
 
 
-def find_output(raw: Mapping[str, Any]) -> Tensor | None:
-    """The scores or the embedding among named outputs: by a known name, or because it is the only vector."""
+def find_output(raw: Mapping[str, Any], mean: bool = False) -> Tensor | None:
+    """The scores or the embedding among named outputs: by a known name, or because it is the only vector.
+
+    `mean`: the mean of the tokens where only tokens are returned, else the first of them.
+    """
     for key in KEYS:
         if raw.get(key) is not None:
             return raw[key]  # type: ignore[no-any-return]
     tokens = raw.get("last_hidden_state")
     if tokens is not None:
-        return tokens[:, 0]  # type: ignore[no-any-return]
+        return tokens.mean(1) if mean else tokens[:, 0]  # type: ignore[no-any-return]
     vectors = [value for value in raw.values() if isinstance(value, Tensor) and value.ndim == 2]
     return vectors[0] if len(vectors) == 1 else None
 

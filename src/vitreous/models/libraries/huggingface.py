@@ -164,7 +164,10 @@ def usual_processor(kind: str) -> Any:
     named = NAMES.get(kind) or ()
     names = [named.get("torchvision"), named.get("pil")] if isinstance(named, dict) else list(named)
     make = next((getattr(transformers, name) for name in names if name and hasattr(transformers, name)), None)
-    if make is None or not getattr(make(), "size", None):
+    try:
+        if make is None or not getattr(make(), "size", None):
+            return None
+    except TypeError:  # it is made from a configuration of another library
         return None
     colours = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]} if kind.startswith(PLAIN) else {}
     scale = {"size": {"shortest_edge": 256}} if make.__name__.startswith("Bit") else {}
@@ -183,7 +186,10 @@ def resized(processor: Any, size: Size) -> Preprocess:
     told["size"] = {"shortest_edge": min(high, wide)} if edge and crop else {"height": high, "width": wide}
     if crop:
         told["crop_size"] = {"height": size[0], "width": size[1]}
-    return adapt(type(processor)(**told))
+    try:
+        return adapt(type(processor)(**told))
+    except (AttributeError, KeyError, TypeError, ValueError):  # it takes no size of this kind
+        return cropped(size, told["image_mean"], told["image_std"], told.get("crop_pct") or kept)
 
 
 def adapt(given: Any, channels: int = 3) -> Preprocess:

@@ -184,6 +184,8 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
     """
     facts, works = trace.model.facts, asked(trace, WORKS)
     trial: Trial = {}
+    if not trace.layout.layers:
+        raise Undroppable(f"{trace.model.name} {trace.layout.obstacle or 'shows no layers'}")
     if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
         found = None if is_proven(trace) else try_guess(trace, index, left)
         if found is None:
@@ -192,11 +194,18 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
         works_now, trial = found
         facts.note(works, works_now)
     if not facts.get(works):
-        raise Unsupported(
-            f"{trace.model.name} uses its tokens in other ways than attention and their mean, so none can be dropped. "
-            "Try occlusion, rise or gradcam."
-        )
+        exact = "uses its tokens in other ways than attention and their mean"
+        rounded = "rounds its tokens together (int8)"
+        raise Undroppable(f"{trace.model.name} {exact if trace.model.has_gradients else rounded}")
     return trial
+
+
+class Undroppable(Unsupported):
+    """No token can be dropped from this model; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}, so no token can be dropped. Try occlusion or rise.")
+        self.reason = reason
 
 
 def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None:
@@ -211,18 +220,45 @@ def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None
 def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
     """Whether the output is unchanged if no token is dropped, and independent of the content of a dropped token."""
     layout, image = trace.layout, trace.images[index : index + 1]
-    row, column = layout.grid[0] // 2, layout.grid[1] // 2
-    spoilt = image.clone()
-    spoilt[(..., *layout.rectangle(row, column))] += 1
-    middle, tried = layout.token(row, column), left[[0, len(left) // 2]].tolist() if len(left) else []
+    middle = layout.token(layout.grid[0] // 2, layout.grid[1] // 2)
+    tried = left[[0, len(left) // 2]].tolist() if len(left) else []
     gone = torch.zeros(3 + len(tried), layout.tokens, dtype=torch.bool, device=image.device)
     gone[range(1, len(gone)), [middle, middle, *tried]] = True
-    images = torch.cat([image, image, spoilt, *[image] * len(tried)])
+    images = image.expand(len(gone), -1, -1, -1).contiguous()
+
+    def run(part: slice, tokens: bool) -> Tensor:
+        rows, row = images[part], 2 - part.start
+        if tokens:
+            return lean_run(trace, rows, gone[part], partial(spoil, trace, middle, row), len(rows)).output.detach()
+        if 0 <= row < len(rows):
+            rows = torch.cat([rows[:row], spoilt_pixels(trace, image), rows[row + 1 :]])
+        return lean_run(trace, rows, gone[part]).output.detach()
+
     size = batch_size(layout.footprint[0], image.device)
-    outputs = in_batches(lambda part: lean_run(trace, images[part], gone[part]).output.detach(), len(images), size)
-    found = torch.cat(outputs)
+    try:
+        found = torch.cat(in_batches(partial(run, tokens=len(layout.blocks) == layout.layers), len(images), size))
+    except ModelError:  # the first block gets other tokens than its attention: another patch spoils the token
+        found = torch.cat(in_batches(partial(run, tokens=False), len(images), size))
     works = near(found[0], trace.plain().output[index].detach()) and near(found[1], found[2])
     return works, dict(zip(tried, found[3:]))
+
+
+def spoil(trace: Trace, token: int, row: int, stream: Tensor) -> Tensor:
+    """The tokens that enter the first block, with another content of one token of one row."""
+    tokens = stream.movedim(trace.batch_axis, 0)
+    if tokens.ndim != 3 or tokens.shape[1] != trace.layout.tokens:
+        raise ModelError("the first block gets other tokens than its attention")
+    if 0 <= row < len(tokens):
+        tokens = tokens.clone()
+        tokens[row, token] += 1 + tokens[row].roll(1, 0)[token]
+    return tokens.movedim(0, trace.batch_axis)
+
+
+def spoilt_pixels(trace: Trace, image: Tensor) -> Tensor:
+    """An image with another patch in the middle."""
+    layout, spoilt = trace.layout, image.clone()
+    spoilt[(..., *layout.rectangle(layout.grid[0] // 2, layout.grid[1] // 2))] += 1
+    return spoilt
 
 
 def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial) -> Finished | None:

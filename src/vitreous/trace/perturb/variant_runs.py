@@ -6,7 +6,7 @@ are rotations (RoPE) or biases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import widen
-from vitreous.capture.capture import MATMUL, NORMS, SDPA, TAG, additive
+from vitreous.capture.capture import NORMS, SDPA, additive
 from vitreous.capture.narrowed_block import own_thread
+from vitreous.capture.unfused import PRODUCTS, TAG, Soft
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads
 
@@ -67,8 +68,8 @@ class Lean(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in SDPA:
             return self.attend(func, *args, **kwargs)
-        if func in MATMUL or func is torch.einsum:
-            return func(*self.forget(args), **kwargs)
+        if func in PRODUCTS:
+            return func(*self.forget(args), **{name: self.forget((value,))[0] for name, value in kwargs.items()})
         if func is F.linear or func in NORMS:
             return self.once(func, args, kwargs)
         if func is F.conv2d and self.seen == 0 and len(args[0]) == 1:
@@ -101,18 +102,27 @@ class Lean(TorchFunctionMode):
         hidden = torch.zeros(gone.shape, dtype=dtype, device=gone.device).masked_fill_(gone, -torch.inf)
         return hidden.view(rows, *[1] * (ndim - 2), -1)
 
-    def forget(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forget(self, args: Iterable[Any]) -> tuple[Any, ...]:
         """Remove dropped tokens from a softmax before it is multiplied by values; its rows sum to one again."""
-        return tuple(self.forgotten(a) if isinstance(a, Tensor) and hasattr(a, TAG) else a for a in args)
+        return tuple(
+            list(self.forget(a)) if isinstance(a, list | tuple) else self.forgotten(a, getattr(a, TAG, None))
+            for a in args
+        )
 
-    def forgotten(self, a: Tensor) -> Tensor:
-        if a.shape[-1] != self.tokens:
+    def forgotten(self, a: Any, soft: Soft | None) -> Any:
+        if soft is None:
             return a
-        self.seen += a.shape[-2] == self.tokens
+        weights = a.mT if soft.turned else a
+        if weights.shape[-1] != self.tokens:
+            return a
+        self.seen += weights.shape[-2] == self.tokens
         if self.gone is None:
             return a
-        wide = widen(a) * self.keys(a.ndim, len(a), torch.float32).exp()
-        return (wide / wide.sum(-1, keepdim=True)).to(a.dtype)
+        wide = widen(weights)
+        sunk = 1 - wide.sum(-1, keepdim=True) if soft.part else 0.0  # what a sink takes
+        wide = wide * self.keys(a.ndim, len(a), torch.float32).exp()
+        found = (wide / (wide.sum(-1, keepdim=True) + sunk)).to(a.dtype)
+        return found.mT if soft.turned else found
 
     def once(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer or a norm, computed once while all variants are still equal."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous.capture.attention import widen
-from vitreous.capture.capture import TAG
+from vitreous.capture.unfused import TAG
 from vitreous.trace.rules.mode import LINEAR, Function, Rule, Table, carries, root_of, set_root, tensors_in, words
 
 TINY = 1e-10  # stabiliser of the division y/x

@@ -47,6 +47,7 @@ LINEAR = SHAPE | words(
 SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "rmul": "mul", "radd": "add"}
 SPELLINGS |= {"subtract": "sub", "negative": "neg", "special_softmax": "softmax", "special_expit": "sigmoid"}
 IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "idiv": "div", "ipow": "pow"}
+OPERANDS = {"input": 0, "other": 1, "mat2": 1}
 ROOT = "_vitreous_root"  # attribute of a tensor: the signal of which it is an elementwise function
 _WARNED: WeakSet[nn.Module] = WeakSet()
 
@@ -86,6 +87,7 @@ class Rules(TorchFunctionMode):
     ) -> Any:
         args = tuple(map(constant, args))
         kwargs = {key: constant(value) for key, value in kwargs.items()} if kwargs else {}
+        args, kwargs = positional(args, kwargs)
         name, fresh, inplace = spelled(func)
         if self.entry is not None and self.entered is None:
             self.look_for_entry(name, args)
@@ -148,6 +150,14 @@ def spelled(func: Any) -> tuple[str, Function, bool]:
         home: Any = Tensor if hasattr(Tensor, name) else F
         return name, getattr(home, name, func), True
     return SPELLINGS.get(name, name), func, False
+
+
+def positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with operands in their places: rules share relevance among these."""
+    if "condition" in kwargs or not kwargs.keys() & OPERANDS:
+        return args, kwargs
+    named = [kwargs[name] for name in OPERANDS if name in kwargs]
+    return (*args, *named), {name: value for name, value in kwargs.items() if name not in OPERANDS}
 
 
 def constant(value: Any) -> Any:
