@@ -41,6 +41,7 @@ ALLOWED = {  # file, names: why they are there
     "evaluation/study/published_claims.py": {PUBLISHED: ["attention", "cdam", "gae", "token_ablation"]},
     "evaluation/study/shard.py": {TARGETED: ["gradient"]},
     "evaluation/study/spread.py": {PART: ["attention", "rollout"]},
+    "inspect/check/verify.py": {"compared with another way to compute it": ["gradient", "token_ablation"]},
     "inspect/discard.py": {PART: ["rollout"]},
     "inspect/layers.py": {PART: ["rollout"]},
     "inspect/view.py": {PART: ["attention"]},

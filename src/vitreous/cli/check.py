@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -27,7 +28,7 @@ def load(asked: Backbone) -> Model:
     if asked.weights is not None:
         raise OptionError(f"--check {name} is a file; give either --check FILE, or --check NAME --weights FILE")
     try:
-        return Backbone(None, name, asked.img_size, asked.device).load()
+        return replace(asked, model=None, weights=name).load()
     except WeightsError as error:
         remedy = f"if it is of another architecture, name that: vitreous models --check NAME --weights {name}"
         raise WeightsError(f"{error}; {remedy}") from None

@@ -314,7 +314,7 @@ def models(
     else:
         from vitreous.cli import check as command
 
-        command.run(Backbone(check, weights, img_size, device), methods, as_json)
+        command.run(Backbone(check, weights, img_size, device=device), methods, as_json)
 
 
 @app.command()
