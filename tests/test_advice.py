@@ -103,7 +103,8 @@ def test_the_command(run: Run, reader: vitreous.Model, photos: Path, tmp_path: P
     asked = ("-x", "gae,rollout", "--metric", "token_deletion")
     said = run("advise", photos, *asked, "-o", "out")
     assert said.code == 0
-    assert "token_deletion ↓" in said.out and "rollout discard=0.9" in said.out
+    assert "token_deletion ↓" in said.out and "rollout discard=0.9" not in said.out
+    assert "rollout discard=0.9: the map is zero everywhere" in said.err
     found = vitreous.advise(reader, photos, "token_deletion", methods=["gae", "rollout"])
     assert found.best is not None and found.best.name == "gae" and found.best.gain_low > 0.1
     assert f"\nUse gae: {found.best.score:.3f} (" in said.out

@@ -10,7 +10,7 @@ from machine import ROUNDING
 from torch import Tensor
 
 import vitreous
-from vitreous.errors import OptionError, Unsupported
+from vitreous.errors import EmptyMap, OptionError, Unsupported
 from vitreous.methods.arbitration.optimus import candidates
 from vitreous.trace.target import Class
 
@@ -86,7 +86,10 @@ def test_it_says_so_when_nothing_beats_random() -> None:
     net = zoo.ZOO["timm ViT"].make().eval()
     for block in net.blocks:
         block.attn.proj.weight.data.zero_()
-    found = vitreous.explain(vitreous.Model(net), zoo.images("timm ViT", 1), "optimus", 1, **FAST)
+    with pytest.raises(EmptyMap, match="optimus: the map is zero everywhere"):
+        vitreous.explain(vitreous.Model(net), zoo.images("timm ViT", 1), "optimus", 1, **FAST)
+    trace = vitreous.Trace(vitreous.Model(net), zoo.images("timm ViT", 1))
+    found = vitreous.METHODS["optimus"].run(trace, Class(1), **vitreous.METHODS["optimus"].check(FAST))
     assert found.notes["beats_random"] == [False]
 
 

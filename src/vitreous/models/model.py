@@ -24,6 +24,7 @@ from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
 from vitreous.models.output import AUTO, Ending, Meaning, check_kind, decide, read_output, see
+from vitreous.models.survey_run import noise_images
 from vitreous.types import Images
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
@@ -166,7 +167,9 @@ class Model:
         if self._meaning is None and self.output != AUTO:
             self._meaning = Meaning(self.output)
         if self._meaning is None:
-            layout = next(iter(self._layouts.values()), None) or self.layout
+            size, layout = next(iter(self._layouts.items()), None) or (self.size, self.layout)
+            if self._ending is None:
+                self.run(noise_images(self, size))
             assert self._ending is not None
             told = self.library.meaning(self.module)
             self._meaning = decide(self._ending, self.classifies(layout), told, self._named)
