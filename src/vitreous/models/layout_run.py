@@ -136,12 +136,15 @@ def run_coded(model: Network, images: Tensor, number: int) -> Tensor | None:
 
 
 def entering(call: Attention, met: Met | None, count: int) -> Tensor:
-    """The tokens that an attention reads, [B N D]: those that enter it, else its values."""
-    if met is not None and met.tokens.ndim == 4 and met.tokens.shape[0] == count:
-        return met.tokens.flatten(1, 2)
-    if met is not None and met.tokens.ndim == 3 and count in met.tokens.shape[:2]:
-        return met.tokens if met.tokens.shape[0] == count else met.tokens.transpose(0, 1)
-    return call.v.transpose(1, 2).flatten(2)
+    """The tokens that an attention reads, [B N D]: those that enter it, else (also where it pads them) its values."""
+    tokens = None
+    if met is not None and count in met.tokens.shape[:2]:
+        tokens = met.tokens.flatten(1, 2) if met.tokens.ndim == 4 else met.tokens
+        tokens = tokens if tokens.shape[0] == count else tokens.transpose(0, 1)
+    b, _, n, m = call.shape
+    if tokens is None or (b == count and call.node.ndim <= 4 and tokens.shape[1] not in (n, m)):
+        return call.v.transpose(1, 2).flatten(2)
+    return tokens
 
 
 def candidates(survey: Survey, size: tuple[int, int], channels: int) -> list[Grid]:

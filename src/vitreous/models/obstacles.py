@@ -38,8 +38,12 @@ def find_obstacle(
         return early, [], None
     layers = [i for i in read if layout.is_layer(seen.calls[i], seen.count)]
     behind = [i for i in read if i > max(layers, default=-1)]
-    pool = [i for i in behind if len(behind) == 1 and seen.calls[i].shape[0] in (1, seen.count)]
+    pool = [i for i in behind if len(behind) == 1 and layers and is_pool(seen.calls[i], layers[-1], flow, seen.count)]
     others = [seen.calls[i] for i in read if i not in layers and i not in pool]
+    padded = [one for one in layers if stream_tokens(seen, one) not in (None, layout.tokens)]
+    if padded:
+        said = f"attends over padded windows ({layout.tokens} tokens for {stream_tokens(seen, padded[0])})"
+        return Obstacle(said), [], None
     if not others and head_by_head(seen, layout):
         return Obstacle("computes its heads one by one"), [], None
     told = told_apart(seen, read)
@@ -69,6 +73,19 @@ def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | Non
     if places is None and all(seen.calls[i].shape[2] == seen.calls[i].shape[3] for i in read):
         return Obstacle("makes its tokens in a way that cannot be traced to patches of the image")
     return None
+
+
+def is_pool(call: Attention, last: int, flow: DataFlow, images: int) -> bool:
+    """Whether learned queries, which do not depend on the image, read the tokens behind the last layer."""
+    query = call.q if call.q is not None else call.factors[0] if call.factors is not None else None
+    learned = query is None or query.grad_fn is None or not flow.below(query.grad_fn) >> last & 1
+    return learned and call.shape[0] in (1, images)
+
+
+def stream_tokens(seen: Seen, number: int) -> int | None:
+    """How many tokens [B h w D] enter a layer, if they come so: its attention may pad them."""
+    met = seen.survey.entries[number]
+    return None if met is None or met.tokens.ndim != 4 else met.tokens.shape[1] * met.tokens.shape[2]
 
 
 def told_apart(seen: Seen, read: list[int]) -> bool | None:
