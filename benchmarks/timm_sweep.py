@@ -8,7 +8,7 @@ Each network lives in a process of its own, with a limit of time and memory. Ver
 
 right      everything that could be compared agrees, attention can be followed
 refused    the same, but attention cannot be followed (the reason is given); the other methods are right
-wrong      something disagrees: with torch.autograd, with brute force, with a map that is zero or NaN
+wrong      something disagrees, in float64, too: with torch.autograd, with brute force, with a map that is zero or NaN
 crash      an error that is not one line of ours; the traceback is given
 not built  timm cannot make it at any of the sizes (why)
 too large  more parameters, seconds or memory than allowed
@@ -79,7 +79,13 @@ def one(name: str, limits: Limits) -> Line:
     preprocess = cropped(size, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     model = vitreous.Model(net, preprocess, name=name, classifier=True)
     left = max(5.0, 0.4 * (limits.seconds - (time.time() - began)))
-    return {**judged(vitreous.check(model, seconds=left)), "size": size, "options": options}
+    line = judged(vitreous.check(model, seconds=left))
+    if line["verdict"] == "wrong":  # rounding, which a deep network with random weights may blow up?
+        again = judged(
+            vitreous.check(vitreous.Model(net.double(), preprocess, name=name, classifier=True), seconds=left)
+        )
+        line = {**again, "in float32": line["reason"]}
+    return {**line, "size": size, "options": options}
 
 
 def build(name: str, limits: Limits) -> tuple[Any, tuple[int, int], Line] | str:

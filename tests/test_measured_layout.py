@@ -151,6 +151,20 @@ def test_tokens_of_several_blocks_are_not_taken_for_those_of_the_last(images: to
     assert vitreous.explain(model, images, "gradient", 1).map.abs().max() > 0
 
 
+class Outside(Tokens):
+    """The residual stream runs outside of the blocks, whose outputs are all added to it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(x)
+        for block in self.blocks:
+            x = x + (block(x) - x)
+        return self.head(self.read(x))
+
+
+def test_a_stream_outside_of_the_blocks_is_not_taken_for_many_reads(images: torch.Tensor) -> None:
+    same_maps(Model(Outside(ROWS).eval()), Model(Tokens(ROWS).eval()), images, ["attention", "rollout", "gae", "cdam"])
+
+
 # ------------------------------------------------------------------------------------- what does not repeat or mixes
 
 

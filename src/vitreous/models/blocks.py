@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,31 +14,39 @@ from vitreous.models.data_flow import Node, first_met
 
 
 class BlockOutputs(ExitStack):
-    """A context that notes where in the autograd graph each item of a list of modules ends, each time it runs."""
+    """A context that notes where in the autograd graph each item of a list of modules begins and ends, in each run."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.ends: dict[str, list[Node]] = {}
+        self.ends: dict[str, list[tuple[Node, Node]]] = {}
         for name, parent in net.named_modules():
             if isinstance(parent, nn.ModuleList | nn.Sequential) and len(parent) > 1:
                 for key, item in parent.named_children():
                     self._note(f"{name}.{key}" if name else key, item)
 
     def _note(self, name: str, item: nn.Module) -> None:
-        def note(module: nn.Module, args: Any, out: Any) -> None:
-            made = out[0] if isinstance(out, tuple | list) and out else out
-            self.ends.setdefault(name, []).append(made.grad_fn if isinstance(made, Tensor) else None)
+        def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            given = args[0] if args else next(iter(kwargs.values()), None)
+            self.ends.setdefault(name, []).append((node_of(given), node_of(out)))
 
-        self.callback(item.register_forward_hook(own_thread(note)).remove)
+        self.callback(item.register_forward_hook(own_thread(note), with_kwargs=True).remove)
 
     def run_once(self, blocks: tuple[str, ...]) -> bool:
         """Whether each of these runs exactly once in a forward pass, as far as is known."""
         return all(len(self.ends.get(block, [None])) == 1 for block in blocks)
 
     def read(self, output: Tensor, blocks: tuple[str, ...]) -> list[int]:
-        """The blocks whose output is read other than by the next one; empty: unknown."""
-        ends = [self.ends.get(block, [None])[0] for block in blocks]
-        return [] if None in ends or output.grad_fn is None else first_met(output.grad_fn, ends)
+        """The blocks whose output is read other than by the next one; empty: unknown, as no block feeds the next."""
+        ends = [self.ends.get(block, [(None, None)])[0] for block in blocks]
+        chain = all(one[1] is other[0] for one, other in pairwise(ends))
+        known = chain and output.grad_fn is not None and all(end is not None for _, end in ends)
+        return first_met(output.grad_fn, [end for _, end in ends]) if known else []
+
+
+def node_of(given: Any) -> Node:
+    """Where in the graph a tensor, or the first of several, was made."""
+    first = given[0] if isinstance(given, tuple | list) and given else given
+    return first.grad_fn if isinstance(first, Tensor) else None
 
 
 def blocks_of(net: nn.Module, calls: list[Attention]) -> tuple[str, ...]:

@@ -24,8 +24,9 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
 STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of finite differences, relative to the image
+FINE = (1e-7, 1e-8, 1e-9, 1e-10)  # further steps where float64 allows them
 SLOPE = 0.1  # what finite differences may be off: networks are curved, and outputs rounded
-NEAR = 0.8  # cells that the centre of a change may lie from its patch; a stem of convolutions shifts it by half a cell
+NEAR = 0.9  # cells that the centre of a change may lie from its patch; a stem of convolutions shifts it by half a cell
 WEAK = 0.05  # strength of a change, relative to the image: a strong one moves every token of a deep network
 CONTRAST = 1.5  # of the cell that moves most to the median, from which on its place means something
 RANKED = 0.7  # share of the cells that a changed patch's cell has to exceed in the last layer
@@ -66,7 +67,8 @@ class Subject:
 
     def limit(self, exact: float) -> float:
         """The error that rounding explains: `exact` in single precision."""
-        return {torch.float64: exact * 1e-4, torch.float32: exact}.get(self.model.dtype, min(0.2, exact * 300))
+        wide = (torch.float64, torch.float32)  # maps and scores are float32 in both
+        return exact if self.model.dtype in wide else min(0.2, exact * 300)
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,10 @@ def slope_error(subject: Subject, row: int, ours: Tensor) -> float:
     if not length > 0:
         return float("nan")
     found = []
-    for size in STEPS:  # a long step leaves the linear part of the network, a short one drowns in rounding
+    for size in (
+        *STEPS,
+        *(FINE if image.dtype == torch.float64 else ()),
+    ):  # a long step leaves the linear part of the network, a short one drowns in rounding
         step = (ours / length).to(image) * size * image.norm()  # the same in each channel, as the map sums over them
         expected = float((ours * step.to(ours)).sum())
         up, down = subject.score(torch.stack([image + step, image - step]), row).double()

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.capture.attention import sum_of
-from vitreous.errors import OptionError
+from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.gradient.smoothgrad import smooth_gradient, unit_noise
 from vitreous.models.model import Model
 from vitreous.trace.target import Target
@@ -69,6 +69,10 @@ def similarities(trace: Trace, phi: Map, space: str) -> Float[Tensor, "B L H"]:
         raise OptionError(
             f"the saliency has shape {list(phi.shape)}; {[len(trace), *wanted]} is needed in {space} space"
         )
+    heads = sorted({layer.shape[1] for layer in trace.attention})
+    if len(heads) > 1:
+        said = f"layers of {' and '.join(map(str, heads))} heads, which cannot be put into one table"
+        raise Unsupported(f"{trace.model.name} has {said}. Try gae or rollout.")
     return torch.stack([similarity(trace, i, phi, space) for i in range(len(trace.attention))], 1)
 
 

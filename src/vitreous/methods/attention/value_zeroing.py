@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches, out_of_memory
 from vitreous.capture.attention import widen
+from vitreous.errors import Unsupported
 from vitreous.methods.attention.low_rank_variants import Spread, Variants
 from vitreous.methods.attention.value_runs import (
     Block,
@@ -71,6 +72,9 @@ def value_changes(trace: Trace, layer: Layer, rows: list[int] | None = None) -> 
     """C of one layer of one image: all rows, or these."""
     assert layer.block is not None
     count = layer.attention.shape[2]
+    if layer.block.entered.shape[1] != count:
+        said = f"value_zeroing needs blocks that are given the {count} tokens of their attention, one by one"
+        raise Unsupported(f"{said}, and those of {trace.model.name} are not. Try norm_attention or rollout.")
     with again(trace, layer.block) as names:
         runs = Runs(layer, layer.block, names)
         if rows is not None and 2 * len(rows) < count:
