@@ -23,6 +23,7 @@ FEW = [  # models whose head reads few tokens, of blocks that are modules of the
     "timm ViT",
     "timm ViT unfused",
     "timm ViT 224×448",
+    "timm ViT 13 channels",
     "timm DeiT distilled",
     "timm DINOv2 registers",
     "torchvision ViT",

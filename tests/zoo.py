@@ -30,6 +30,7 @@ class Entry:
     heads: int = 2
     flow: bool = True  # can attention be followed from token to token?
     blocks: bool = True  # are its layers modules of their own?
+    channels: int = 3
 
 
 def timm(name: str, **options: Any) -> Callable[[], Any]:
@@ -170,6 +171,12 @@ ZOO: dict[str, Entry] = {
     "timm ViT 224×448": Entry(
         timm("vit_tiny_patch16_224", img_size=(224, 448), depth=2), (224, 448), (14, 28), 1, CLS, depth=2
     ),
+    "timm ViT 13 channels": Entry(
+        timm("vit_tiny_patch16_224", in_chans=13), **SQUARE, prefix=1, readout=CLS, channels=13
+    ),
+    "timm ViT no CLS": Entry(
+        timm("vit_tiny_patch16_224", class_token=False, global_pool="avg"), **SQUARE, prefix=0, readout="patches"
+    ),
     "timm DeiT distilled": Entry(timm("deit_tiny_distilled_patch16_224"), **SQUARE, prefix=2, readout=(0, 1)),
     "timm DINOv2 registers": Entry(
         timm("vit_small_patch14_reg4_dinov2", img_size=56), (56, 56), (4, 4), prefix=5, readout=CLS
@@ -254,4 +261,4 @@ def model(name: str) -> Model:
 
 
 def images(name: str, count: int = 3) -> torch.Tensor:
-    return torch.randn(count, 3, *ZOO[name].size, generator=torch.Generator().manual_seed(7))
+    return torch.randn(count, ZOO[name].channels, *ZOO[name].size, generator=torch.Generator().manual_seed(7))
