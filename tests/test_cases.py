@@ -171,10 +171,6 @@ def test_the_image_tokens_of_a_language_model() -> None:
         vitreous.explain(model, IMAGES, "gae", 5)
 
 
-LAST_LINEAR = "gradients of tokens begin at the last of three linear layers: those through queries and keys are lost"
-
-
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason=LAST_LINEAR)
 def test_gradcam_of_a_language_model_by_hand() -> None:
     model, net = llava()
     seen: list[Tensor] = []
@@ -207,7 +203,6 @@ class Threefold(nn.Module):
         return self.head(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
 
 
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason=LAST_LINEAR)
 def test_gradients_of_tokens_that_three_layers_read() -> None:
     net = Threefold().eval()
     tokens, found = Trace(Model(net), IMAGES).entry_grad(Class(1), 0)
@@ -282,7 +277,6 @@ def test_a_convolutional_transformer() -> None:
         vitreous.explain(model, IMAGES, "attention")
 
 
-@pytest.mark.xfail(raises=RuntimeError, strict=True, reason="coded_places stacks nothing where the grid is 1×1")
 def test_a_film_as_one_tall_image() -> None:
     transformers = zoo.library("transformers", "hf")
     config = transformers.VideoMAEConfig(**{**SIZES, "image_size": 32}, num_frames=4)

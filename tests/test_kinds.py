@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import METHODS, Model
-from vitreous.errors import ModelError, Unsupported
+from vitreous.errors import Unsupported
 
 GRID = (4, 5)  # of patches of 16 pixels
 ROWS = list(range(20))
@@ -187,10 +187,7 @@ def explained(one: Model, given: Tensor, method: str) -> Tensor:
 
 
 def marks(method: str, kind: str) -> list[pytest.MarkDecorator]:
-    found = [] if is_quick(method, kind) else [pytest.mark.slow]
-    if (method, kind) == ("occlusion", "packed"):
-        return [pytest.mark.xfail(raises=ModelError, strict=True, reason="is_local runs three images at once")]
-    return found
+    return [] if is_quick(method, kind) else [pytest.mark.slow]
 
 
 @pytest.mark.filterwarnings("ignore:.*no relevance rule for torch.sigmoid")
@@ -241,7 +238,6 @@ def test_gradient_is_autograd(kind: str) -> None:
         assert off(found, grad.sum(1)) <= ROUNDING
 
 
-@pytest.mark.xfail(strict=True, reason="towers of other numbers of tokens are taken for one that changes its tokens")
 @pytest.mark.parametrize("method", ["attention", "gradcam", *rare("vit_cx")])
 def test_an_ensemble_of_unequal_towers_of_which_one_counts(method: str) -> None:
     unequal = Model(Ensemble(equal=False).eval(), classifier=True)

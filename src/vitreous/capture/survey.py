@@ -45,6 +45,8 @@ class Entries(AtEntries):
     def before(self, heads: int, width: int, counts: tuple[int, ...] = ()) -> Met | None:
         """The input of an attention: the last normalised tokens (not queries or keys), else the projected tokens.
 
+        Of several linear layers that project the same tokens, as for queries, keys and values, the first is returned.
+
         `counts`: the numbers of tokens that they may be, if known.
         """
         recent, self._recent = self._recent, []
@@ -55,7 +57,7 @@ class Entries(AtEntries):
                 if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
                     continue
                 if not counts or len(shape) == 4 or shape[1 if shape[0] == self.images else 0] in counts:
-                    return met
+                    return next(one for one in recent if one.entry[0] == kind and one.tokens is met.tokens)
         return None
 
 
@@ -201,7 +203,8 @@ class Surveyed(Capture):
         )  # with Q, K and V, which nn.MultiheadAttention computes internally
         b, heads, n, m = call.shape
         windows = b != self.images or call.node.ndim > 4
-        met = self.survey.entered.before(heads, call.v.shape[-1], () if windows else (n, m))
+        width = call.v.shape[-1]  # the number of tokens, where channels attend to channels
+        met = self.survey.entered.before(heads, width, () if windows else (n, m, width))
         self.survey.entries.append(met)
         self.survey.ways.append(met)
 

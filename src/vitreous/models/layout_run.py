@@ -22,7 +22,7 @@ from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.layout import Layout, Order
-from vitreous.models.obstacles import find_obstacle, layer_numbers, several_reads
+from vitreous.models.obstacles import Obstacle, find_obstacle, layer_numbers, one_chain, several_reads
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places
 
@@ -72,12 +72,16 @@ def read_geometry(
     """Everything but the read-out."""
     survey = seen.survey
     read = flow.read() if flow.known else list(range(len(seen.calls)))
+    chain = one_chain(read, seen, flow, ends)
+    separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
-    obstacle, chain, pool = find_obstacle(seen, flow, ends, read, found, places) if given is None else (None, [], None)
-    if chain:
-        found = replace(found, numbers=tuple(chain))
+    obstacle, numbers, pool = (
+        (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
+    )
+    if numbers:
+        found = replace(found, numbers=tuple(numbers))
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])

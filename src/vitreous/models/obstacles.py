@@ -27,11 +27,11 @@ class Obstacle:
 
 
 def find_obstacle(
-    seen: Seen, flow: DataFlow, ends: list[Tensor], read: list[int], layout: Layout, places: Places | None
+    seen: Seen, flow: DataFlow, read: list[int], separate: Obstacle | None, layout: Layout, places: Places | None
 ) -> tuple[Obstacle | None, list[int], int | None]:
     """Why attention cannot be followed from token to token; the numbers of the layers and of the pool if it can.
 
-    `read`: the attention calls that the output depends on.
+    `read`: the attention calls that the output depends on; `separate`: they do not form one chain.
     """
     early = hidden(seen, read, places)
     if early is not None:
@@ -52,13 +52,11 @@ def find_obstacle(
         return Obstacle("attends between channels, not between tokens"), [], None
     if not layers and not others:
         return Obstacle("shows no attention between its tokens, only learned queries"), [], None
-    chain = one_chain(read if others else layers, seen, flow, ends)
-    if isinstance(chain, Obstacle):
-        return chain, [], None
+    if separate is not None:
+        return separate, [], None
     if others:
         return other_shapes(others, layout.tokens, seen.count), [], None
-    fed = [i for i in pool if not flow.known or flow.feeds(chain[-1], i)]
-    return unlike([seen.calls[i] for i in chain]), chain, next(iter(fed), None)
+    return unlike([seen.calls[i] for i in layers]), layers, next(iter(pool), None)
 
 
 def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | None:
@@ -107,7 +105,7 @@ def one_chain(numbers: list[int], seen: Seen, flow: DataFlow, ends: list[Tensor]
     if not flow.known:
         return numbers
     separate = chains(flow, numbers)
-    if len(separate) == 1:
+    if len(separate) <= 1:
         return numbers
     grads = [gradient(ends, seen.calls[chain[-1]].node) for chain in separate]
     used = [chain for chain, grad in zip(separate, grads) if grad is not None and bool(grad.any())]

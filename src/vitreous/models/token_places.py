@@ -150,7 +150,7 @@ def coded_places(tokens: Tensor, fine: Grid, grids: list[Grid], size: tuple[int,
     energy = change.square().sum(-1)
     still = STILL.get(tokens.dtype, 0.05) * energy.max().sqrt()
     moving = (energy.sqrt() > still).nonzero().flatten()
-    if not energy.max() > 0:
+    if not moved or not energy.max() > 0:
         return None
     share = torch.stack([((one - plain) * change).sum(-1) / energy.clamp_min(1e-300) for one in moved])[:, moving]
     for grid in grids:

@@ -113,7 +113,7 @@ def is_local(trace: Trace) -> bool:
     Changing one patch of the image must give the same output as exchanging its token.
     """
     layout = trace.layout
-    if not layout.layers or len(layout.blocks) != layout.layers:
+    if not layout.layers or len(layout.blocks) != layout.layers or layout.alone:
         return False
     middle = torch.zeros(1, *layout.grid, dtype=torch.bool, device=trace.images.device)
     middle[0, layout.grid[0] // 2, layout.grid[1] // 2] = True
