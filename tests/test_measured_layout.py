@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import zoo
 from conftest import off
 from machine import ROUNDING
+from PIL import Image
 from torch import nn
 
 import vitreous
 from vitreous import Model, Trace
 from vitreous.errors import InputError, ModelError, Unsupported
+from vitreous.models.libraries import cropped
 from vitreous.trace.perturb.hide_patches import pixels_of
 
 SIZE = (64, 96)  # 4 × 6 patches
@@ -235,6 +238,21 @@ def test_sizes_that_are_no_multiple_of_the_patch(size: tuple[int, int], grid: tu
         changed = images + expected
         moved = [trace.batch_first(Trace(model, one).cut(0).entry.detach())[0] for one in (images, changed)]
         assert (moved[0] - moved[1]).abs().amax(1).nonzero().flatten().tolist() == [layout.token(row, column)]
+
+
+def test_maps_lie_on_their_patches() -> None:
+    """An image larger than its patches: overlays, sizes of maps and stored maps know where the patches end."""
+    model = Model(Cut((4, 5)).eval(), cropped((76, 90), (0.5,) * 3, (0.5,) * 3))
+    image = Image.fromarray(np.full((76, 90, 3), 128, np.uint8))
+    found = vitreous.explain(model, image, "gradcam", 1)
+    assert found.box == (0, 0, 64 / 76, 80 / 90)
+    large = found.resize((152, 180)).map[0]
+    assert large.shape == (152, 180) and (large[128:] == 0).all() and (large[:, 160:] == 0).all()
+    inner = torch.nn.functional.interpolate(found.map[:, None], (128, 160), mode="bilinear")[0, 0]
+    assert off(large[:128, :160], inner) <= ROUNDING
+    drawn = np.asarray(found.overlay(cells=True).resize((90, 76), Image.Resampling.NEAREST), np.int16)
+    bare = np.abs(drawn - drawn[-1, -1]).sum(-1) == 0
+    assert bare[66:].all() and bare[:, 82:].all() and not bare[:62, :78].any()
 
 
 class Cut(Tokens):

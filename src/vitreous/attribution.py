@@ -27,7 +27,7 @@ from vitreous.trace.apply import choose, computed, refuse, refuse_empty
 from vitreous.trace.parse_target import listed
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Map, Output
+from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 
 
@@ -80,6 +80,7 @@ class Attribution:
     notes: Mapping[str, Any] = field(default_factory=dict)
     views: Views | None = field(default=None, repr=False)
     version: str = VERSION
+    box: Box | None = None  # the part of the image that the maps cover; None: all of it
 
     def __post_init__(self) -> None:
         if len(self.targets) != len(self.map):
@@ -120,18 +121,18 @@ class Attribution:
             "targets": list(self.targets),
             "model": self.model,
             "signed": self.signed,
+            **({} if self.box is None else {"box": list(self.box)}),
             "images": self.names,
             "notes": plain(dict(self.notes)),
             "vitreous": self.version,
         }
 
     def resize(self, size: int | tuple[int, int]) -> Attribution:
-        """Resize the maps to (height, width) with bilinear interpolation."""
+        """Resize the maps to (height, width) of the image with bilinear interpolation; zero where no patch lies."""
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
-        resized = F.interpolate(self.map[:, None], shape, mode="bilinear", align_corners=False)[:, 0]
-        return replace(self, map=resized)
+        return replace(self, map=spread(self.map, (shape[0], shape[1]), self.box), box=None)
 
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
         """The image to draw on: the given one, or the one that was explained, cropped to what the model saw."""
@@ -148,7 +149,8 @@ class Attribution:
 
         values, control = self.map[index].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
-        return overlay(values, self.view(image, index), self.signed, cells=cells, limits=ends, control=control)
+        shown = self.view(image, index)
+        return overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
 
     def save(self, path: str | Path) -> Path:
         """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
@@ -174,7 +176,9 @@ class Attribution:
         maps, told = read_arrays(Path(path), name)
         keys = ("method", "options", "model", "signed", "notes")
         targets = told["targets"] if "targets" in told else old_targets(told["target"], len(maps))
-        return cls(map=maps, targets=tuple(targets), version=told["vitreous"], **{key: told[key] for key in keys})
+        box = None if told.get("box") is None else tuple(told["box"])
+        about = {key: told[key] for key in keys}
+        return cls(map=maps, targets=tuple(targets), version=told["vitreous"], box=box, **about)
 
     def _repr_png_(self) -> bytes:
         """The figure that notebooks display."""
@@ -307,9 +311,22 @@ def attribute_all(
             signed=declared.is_signed(values),
             notes=noted.notes,
             views=views,
+            box=trace.layout.box(trace.size) if tuple(noted.map.shape[1:]) == trace.layout.grid else None,
         )
         for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
     ]
+
+
+def spread(maps: Tensor, size: tuple[int, int], box: Box | None) -> Tensor:
+    """Maps at the size of their images (bilinear), put where they lie; zero where they cover nothing."""
+    if box is None:
+        return F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
+    top, left, bottom, right = (round(share * size[axis % 2]) for axis, share in enumerate(box))
+    inner = F.interpolate(maps[:, None], (bottom - top, right - left), mode="bilinear", align_corners=False)[:, 0]
+    inner = inner[:, : size[0] - top, : size[1] - left]
+    whole = maps.new_zeros(len(maps), *size)
+    whole[:, top : top + inner.shape[1], left : left + inner.shape[2]] = inner
+    return whole
 
 
 def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:

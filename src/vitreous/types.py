@@ -19,3 +19,4 @@ Row = Float[Tensor, "B M"]
 HeadRows = Float[Tensor, "B H M"]
 Output = Float[Tensor, "B C"]
 Scores = Float[Tensor, "B"]
+Box = tuple[float, float, float, float]  # top, left, bottom, right, as shares of the height and width of an image

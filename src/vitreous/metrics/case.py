@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribution import Attribution, attribute, spread
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.models.model import Model
@@ -53,8 +53,15 @@ class Case:
     def patches(self) -> Map:
         """The map with one value per patch [B h w]: the mean over the pixels of a patch."""
         values = widened(self.map)
-        grid = self.trace.layout.grid
-        return values if values.shape[1:] == grid else F.interpolate(values[:, None], grid, mode="area")[:, 0]
+        layout = self.trace.layout
+        if values.shape[1:] == layout.grid:
+            return values
+        if (
+            layout.box(self.trace.size) is not None and values.shape[1:] == self.trace.size
+        ):  # the pixels of patches only
+            (top, _), (left, _) = layout.rows[0], layout.columns[0]
+            values = values[:, top : layout.rows[-1][1], left : layout.columns[-1][1]]
+        return F.interpolate(values[:, None], layout.grid, mode="area")[:, 0]
 
     @cached_property
     def pixels(self) -> Map:
@@ -62,8 +69,7 @@ class Case:
         values, size = widened(self.map), self.trace.size
         if values.shape[1:] == size:
             return values
-        exact = values.cpu().double()[:, None]
-        return F.interpolate(exact, size, mode="bilinear", align_corners=False)[:, 0].to(values)
+        return spread(values.cpu().double(), size, self.trace.layout.box(size)).to(values)
 
     @cached_property
     def order(self) -> Int[Tensor, "B n"]:

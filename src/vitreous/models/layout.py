@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.capture.attention import Attention, run_of
 from vitreous.capture.attention_backward import Entry
 from vitreous.models.token_places import Grid, Span
-from vitreous.types import Map, Row
+from vitreous.types import Box, Map, Row
 
 Order = tuple[Grid, tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
 
@@ -103,6 +103,20 @@ class Layout:
         for number, (start, end) in enumerate(spans):
             found[start:end] = [number] * (end - start)
         return found
+
+    def box(self, size: tuple[int, int]) -> Box | None:
+        """The part of an image that the patches cover, None for all of it.
+
+        Patches that reach into a padding end beyond the image.
+        """
+        if not self.rows or self.patch is None:
+            return None
+        ends = [
+            start + patch if end - start < patch - 1 else end  # cut off by the border of the image, or not
+            for (start, end), patch in zip((self.rows[-1], self.columns[-1]), self.patch)
+        ]
+        found = (self.rows[0][0] / size[0], self.columns[0][0] / size[1], ends[0] / size[0], ends[1] / size[1])
+        return None if found == (0, 0, 1, 1) else found
 
     def rectangle(self, row: int, column: int) -> tuple[slice, slice]:
         """The pixels of a patch."""

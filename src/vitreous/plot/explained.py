@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 from PIL import Image
 from torch import Tensor
 
+from vitreous.types import Box
+
 
 @runtime_checkable
 class Explained(Protocol):
@@ -33,6 +35,8 @@ class Explained(Protocol):
     def views(self) -> Any: ...
     @property
     def version(self) -> str: ...
+    @property
+    def box(self) -> Box | None: ...
     def __len__(self) -> int: ...
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vitreous.plot import colour
+from vitreous.types import Box
 
 LONG_SIDE = 448  # no image is drawn smaller than this
 SATURATION, BRIGHTNESS = 0.45, 0.9  # of the image under a map
@@ -23,11 +24,12 @@ def overlay(
     limits: tuple[float, float] | None = None,
     control: bool = False,
     strength: float = 0.85,
+    box: Box | None = None,
 ) -> Image.Image:
-    """The map over its image; where it claims nothing, the image shows."""
+    """The map over its image, or over a part of it (`box`); where it claims nothing, the image shows."""
     ends = colour.ends_of(map, signed, limits)
     photo = enlarge(photo.convert("RGB"))
-    values, known = resample(map, photo.size, cells)
+    values, known = resample(map, photo.size, cells, box)
     rgb, alpha = veil(values, ends, signed, control)
     alpha = (strength * alpha * known)[..., None]
     return picture((1 - alpha) * base(photo) + alpha * rgb)
@@ -73,13 +75,27 @@ def paint(place: np.ndarray, signed: bool, control: bool) -> np.ndarray:
     return np.asarray(colour.colour_map(signed, control)(place), np.float32)[..., :3] * 255
 
 
-def resample(map: np.ndarray, size: tuple[int, int], cells: bool) -> tuple[np.ndarray, np.ndarray]:
+def resample(
+    map: np.ndarray, size: tuple[int, int], cells: bool, box: Box | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The map at (width, height), and a mask: 1 where it is finite, else 0."""
+    if box is not None:
+        return in_box(map, size, cells, box)
     values = np.asarray(map, np.float32)
     known = np.isfinite(values)
     smooth = Image.Resampling.NEAREST if cells else Image.Resampling.BILINEAR
     sized = Image.fromarray(np.where(known, values, 0)).resize(size, smooth)
     return np.asarray(sized), np.asarray(Image.fromarray(known.astype(np.uint8)).resize(size, Image.Resampling.NEAREST))
+
+
+def in_box(map: np.ndarray, size: tuple[int, int], cells: bool, box: Box) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a map that covers a part of the image, or reaches beyond it."""
+    top, left, bottom, right = (round(share * size[1 - axis % 2]) for axis, share in enumerate(box))
+    whole = [np.zeros(size[::-1], np.float32) for _ in range(2)]
+    for canvas, part in zip(whole, resample(map, (right - left, bottom - top), cells)):
+        part = part[: size[1] - top, : size[0] - left]
+        canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
+    return whole[0], whole[1]
 
 
 def enlarged(size: tuple[int, int]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class Panel:
         if photo is None:
             picture = bare(map, signed, cells=cells, limits=ends, control=control)
         else:
-            picture = overlay(map, photo, signed, cells=cells, limits=ends, control=control)
+            picture = overlay(map, photo, signed, cells=cells, limits=ends, control=control, box=attribution.box)
         numbers = map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
         return cls(photo, picture, ends, span, signed, control)
