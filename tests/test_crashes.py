@@ -124,6 +124,7 @@ def test_int8_weights_have_no_gradients() -> None:
     with pytest.warns():
         quantised = torch.ao.quantization.quantize_dynamic(vit(), {nn.Linear}, dtype=torch.qint8)
     model = Model(quantised)
+    assert vitreous.explain(model, IMAGES, "attention").map.abs().max() > 0, "the first thing that is asked of it"
     for method in ("gradient", "legrad", "gae", "cdam", "gradcam", "attn_lrp"):
         with pytest.raises(Unsupported, match="int8"):
             vitreous.explain(model, IMAGES, method, 0)

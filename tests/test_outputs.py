@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import Class, Model, Trace
-from vitreous.errors import ModelError, OptionError, TargetError
+from vitreous.errors import ModelError, TargetError
 from vitreous.models.output import Meaning
 from vitreous.plot.figure import explanation_figure
 
@@ -97,8 +97,8 @@ def test_a_regression_is_measured_by_its_value() -> None:
 def test_values_have_no_probability() -> None:
     model = Model(vit(3), output="value", name="ages")
     assert model.label(1) == "output 1"
-    with pytest.raises(OptionError, match="of=probability: ages returns values, which have none; use of=logit"):
-        vitreous.explain(model, IMAGES, "token_ablation", 0, of="probability")
+    drops = [vitreous.explain(model, IMAGES, "token_ablation", 0, of=of).map for of in ("probability", "logit")]
+    assert drops[0].abs().max() > 0 and drops[0].equal(drops[1]), "a value has no probability and is measured itself"
     with pytest.raises(TargetError, match="class_contrast compares two classes; ages returns values"):
         vitreous.evaluate(model, IMAGES, "gradcam", "class_contrast")
     output = model.run(IMAGES).detach()

@@ -141,7 +141,8 @@ def result(trace: Runs, images: Images, narrow: Narrow | None) -> Result:
 
 def run_again(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
     layout = trace.layout
-    how = Run.from_layer(layout.layers - 1) if layout.entries else Run.to_output()
+    cut = layout.entries and trace.model.has_gradients
+    how = Run.from_layer(layout.layers - 1) if cut else Run.to_output()
     return trace.run(images, how.narrowed(narrow))
 
 

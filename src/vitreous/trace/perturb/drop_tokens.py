@@ -102,9 +102,8 @@ def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
     if of == "probability":
         if not fixed.names_classes:
             raise OptionError(f"of=probability needs a class, and {target} is not one; use of=logit")
-        if trace.model.meaning is Meaning.VALUE:
-            raise OptionError(f"of=probability: {trace.model.name} returns values, which have none; use of=logit")
-        fixed = Probability(fixed, trace.model.meaning)
+        if trace.model.meaning is not Meaning.VALUE:  # a value has no probability and is measured itself
+            fixed = Probability(fixed, trace.model.meaning)
     return fixed, trace.score(fixed).detach()
 
 
@@ -186,6 +185,8 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
     trial: Trial = {}
     if not trace.layout.layers:
         raise Undroppable(f"{trace.model.name} {trace.layout.obstacle or 'shows no layers'}")
+    if not trace.model.has_gradients:
+        raise Undroppable(f"{trace.model.name} rounds its tokens together (int8)")
     if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
         found = None if is_proven(trace) else try_guess(trace, index, left)
         if found is None:
@@ -194,9 +195,7 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
         works_now, trial = found
         facts.note(works, works_now)
     if not facts.get(works):
-        exact = "uses its tokens in other ways than attention and their mean"
-        rounded = "rounds its tokens together (int8)"
-        raise Undroppable(f"{trace.model.name} {exact if trace.model.has_gradients else rounded}")
+        raise Undroppable(f"{trace.model.name} uses its tokens in other ways than attention and their mean")
     return trial
 
 
