@@ -84,7 +84,7 @@ def test_every_field_of_a_layout_is_told() -> None:
 
 
 def test_a_refused_model_says_why() -> None:
-    found = check(zoo.model("timm Swin"), zoo.images("timm Swin", 2), seconds=30)
+    found = check(zoo.model("timm Swin"), zoo.images("timm Swin", 2), seconds=30.0)
     assert found.right, found.problems
     assert {"attention", "gae", "token_ablation"} <= set(found.of("refused"))
     assert {"gradient", "gradcam"} <= set(found.of("works"))
@@ -249,10 +249,10 @@ def test_methods_that_fail_or_give_nothing_are_found() -> None:
 
 
 def test_what_does_not_fit_into_the_time_is_not_tried() -> None:
-    found = check(small(), seconds=0)
+    found = check(small(), seconds=0.0)
     assert found.of("not tried") == tuple(METHODS) and found.right
     assert "it may take longer than the 0 s" in " ".join(str(found).split())
-    assert check(small(), methods="attention", seconds=0).of("works") == ("attention",)
+    assert check(small(), methods="attention", seconds=0.0).of("works") == ("attention",)
 
 
 def test_slow_methods_declare_cheap_options() -> None:

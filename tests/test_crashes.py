@@ -217,7 +217,7 @@ def test_controls_may_be_zero() -> None:
 
 def test_one_empty_map_does_not_lose_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Input times gradient of an image that is zero."""
-    model = Model(vit(), preprocess=cropped((64, 64), (0, 0, 0), (1, 1, 1)))
+    model = Model(vit(), preprocess=cropped((64, 64), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
     monkeypatch.setattr(arguments, "load_model", lambda *_: model)
     monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
     monkeypatch.setattr(explain, "save_figure", lambda figure, path: path.write_bytes(b"figure"))

@@ -648,7 +648,9 @@ def test_a_network_that_cannot_run_says_why() -> None:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x + y
 
-    with pytest.raises(ModelError, match=r"Two failed on a 224×224 image \(.*missing 1 required.*forward=…") as caught:
+    with pytest.raises(
+        ModelError, match=r"Two.forward needs the argument y; .*Model\(net, forward=lambda x: net\(x, y=…\)\)"
+    ) as caught:
         Model(Two()).run(torch.zeros(1, 3, 224, 224))
     assert isinstance(caught.value.__cause__, TypeError)
 
