@@ -147,11 +147,34 @@ class SeveralBlocks(Tokens):
         return self.head(read[0] + read[2])
 
 
-def test_tokens_of_several_blocks_are_not_taken_for_those_of_the_last(images: torch.Tensor) -> None:
-    model = Model(SeveralBlocks(ROWS).eval())
-    with pytest.raises(Unsupported, match=r"reads the tokens of 2 of its 3 layers \(0, 2\)"):
-        vitreous.explain(model, images, "gae", 1)
-    assert vitreous.explain(model, images, "gradient", 1).map.abs().max() > 0
+def test_tokens_of_several_blocks_are_followed_from_each(images: torch.Tensor) -> None:
+    """Both are read with the same weight, so that maps are the mean of those from either."""
+    net = SeveralBlocks(ROWS).eval()
+    model = Model(net)
+    layout = model.layout_at(SIZE)
+    ((layer, tokens, weights),) = layout.reads
+    assert layer == 0 and tokens == layout.readout == tuple(ROWS) and layout.layers == 3
+    assert off(torch.tensor([weights, layout.share]), torch.full((2, 24), 1 / 48)) <= ROUNDING
+    full, first = Tokens(ROWS).eval(), Tokens(ROWS, depth=1).eval()
+    full.load_state_dict(net.state_dict())
+    first.load_state_dict(net.state_dict(), strict=False)
+    each = [vitreous.explain(Model(one), images, "rollout").map for one in (full, first)]
+    assert off(vitreous.explain(model, images, "rollout").map, (each[0] + each[1]) / 2) <= ROUNDING
+    trace = Trace(model, images)
+    grads = trace.grads(vitreous.Class(1))
+    gains = [
+        (layer.weights * layer.weights_grad(grad)).clamp_min(0).mean(1) for layer, grad in zip(trace.attention, grads)
+    ]
+    whole, found = torch.eye(24).expand(2, 24, 24), torch.zeros(2, 24)
+    for number, gain in enumerate(gains):
+        whole = whole + gain @ whole
+        if number in (0, 2):
+            found = found + (whole - torch.eye(24)).mean(1) / 2
+    assert off(vitreous.explain(model, images, "gae", 1).map.flatten(1), found.detach()) <= 1e-4
+    assert vitreous.explain(model, images, "grad_rollout", 1).map.abs().max() > 0
+    for method in ("attention", "cdam", "legrad"):
+        with pytest.raises(Unsupported, match=r"also reads the tokens of layers 0\. Try .*gae"):
+            vitreous.explain(model, images, method, 1)
 
 
 class Outside(Tokens):

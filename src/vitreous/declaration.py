@@ -164,6 +164,7 @@ class Method(Declared):
     targeted    the map depends on the target
     attention   the method needs the attention between tokens
     tokens      the method needs the tokens that enter an attention layer of any kind
+    joins       the method also follows tokens that are read after several layers, not only after the last
     level       the values are scores, of which only differences are meaningful
     alone       the method processes one image at a time, so batches bring no speed-up
     costly      the method needs many forward passes; `advise` tries it only on request
@@ -178,6 +179,7 @@ class Method(Declared):
     targeted: bool = False
     attention: bool = False
     tokens: bool = False
+    joins: bool = False
     level: bool = False
     alone: bool = False
     costly: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ class BlockOutputs(ExitStack):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.ends: dict[str, list[tuple[Node, Node]]] = {}
+        self.ends: dict[str, list[tuple[Node, Tensor | None]]] = {}
         for name, parent in net.named_modules():
             if isinstance(parent, nn.ModuleList | nn.Sequential) and len(parent) > 1:
                 for key, item in parent.named_children():
@@ -27,7 +26,7 @@ class BlockOutputs(ExitStack):
     def _note(self, name: str, item: nn.Module) -> None:
         def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             given = args[0] if args else next(iter(kwargs.values()), None)
-            self.ends.setdefault(name, []).append((node_of(given), node_of(out)))
+            self.ends.setdefault(name, []).append((node_of(given), tensor_of(out)))
 
         self.callback(item.register_forward_hook(own_thread(note), with_kwargs=True).remove)
 
@@ -38,15 +37,27 @@ class BlockOutputs(ExitStack):
     def read(self, output: Tensor, blocks: tuple[str, ...]) -> list[int]:
         """The blocks whose output is read other than by the next one; empty: unknown, as no block feeds the next."""
         ends = [self.ends.get(block, [(None, None)])[0] for block in blocks]
-        chain = all(one[1] is other[0] for one, other in pairwise(ends))
-        known = chain and output.grad_fn is not None and all(end is not None for _, end in ends)
-        return first_met(output.grad_fn, [end for _, end in ends]) if known else []
+        nodes = [node_of(out) for _, out in ends]
+        chain = all(made is given for made, (given, _) in zip(nodes, ends[1:]))
+        known = chain and output.grad_fn is not None and None not in nodes
+        return first_met(output.grad_fn, nodes) if known else []
+
+    def streams(self, blocks: tuple[str, ...]) -> list[Tensor]:
+        """What each of these blocks returned."""
+        found = [self.ends[block][0][1] for block in blocks]
+        return [out for out in found if out is not None]
+
+
+def tensor_of(given: Any) -> Tensor | None:
+    """A tensor, or the first of several."""
+    first = given[0] if isinstance(given, tuple | list) and given else given
+    return first if isinstance(first, Tensor) else None
 
 
 def node_of(given: Any) -> Node:
-    """Where in the graph a tensor, or the first of several, was made."""
-    first = given[0] if isinstance(given, tuple | list) and given else given
-    return first.grad_fn if isinstance(first, Tensor) else None
+    """Where in the graph it was made."""
+    first = tensor_of(given)
+    return None if first is None else first.grad_fn
 
 
 def blocks_of(net: nn.Module, calls: list[Attention]) -> tuple[str, ...]:

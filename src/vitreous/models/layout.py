@@ -15,6 +15,7 @@ from vitreous.capture.attention_backward import Entry
 from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
 
+Read = tuple[int, tuple[int, ...], tuple[float, ...]]  # a layer, tokens after it, and their weights
 Order = tuple[Grid, tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
 
 
@@ -27,6 +28,7 @@ class Layout:
     prefix: int = 0  # CLS, distillation and register tokens in front of the patches
     readout: tuple[int, ...] = (0,)  # the tokens that the classifier reads
     share: tuple[float, ...] | None = None  # their weights; None: all alike
+    reads: tuple[Read, ...] = ()  # tokens that the classifier also reads after earlier layers
     pooled: bool = False  # the classifier reads them through an attention pool
     blocks: tuple[str, ...] = ()  # names of the modules that hold the layers
     suffix: int = 0  # all other tokens that are no patches

@@ -86,7 +86,9 @@ def read_geometry(
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])
     if obstacle is None and given is None:
-        obstacle = several_reads(seen, blocks, len(layers))
+        several = several_reads(seen, blocks, len(layers), ends, found.tokens)
+        obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
+        found = replace(found, reads=reads)
     if obstacle is not None and obstacle.separate:
         ways = []
     found = replace(
@@ -218,6 +220,9 @@ def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
 
 def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) -> Layout:
     """The same with its read-out; `grad`: of the output, for that of the last layer's attention."""
+    if layout.reads:
+        *earlier, (_, tokens, shares) = layout.reads
+        return replace(layout, readout=tokens, share=shares, reads=tuple(earlier))
     readout, share = find_readout(last, grad, layout)
     if not layout.pooled or layout.pool is None:
         return replace(layout, readout=readout, share=None if layout.pooled else share)

@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.between_tokens import between_tokens
 from vitreous.errors import CaptureError
 from vitreous.models.data_flow import DataFlow, chains
-from vitreous.models.layout import Layout
+from vitreous.models.layout import Layout, Read
 from vitreous.models.survey_run import Seen, gradient
 from vitreous.models.token_places import Places
 
@@ -141,9 +142,33 @@ def layer_numbers(seen: Seen, layout: Layout) -> list[int]:
     return [i for i, call in enumerate(seen.calls) if layout.is_layer(call, seen.count)]
 
 
-def several_reads(seen: Seen, blocks: tuple[str, ...], layers: int) -> Obstacle | None:
-    """The output reads the tokens of several blocks, not only those of the last."""
+def several_reads(
+    seen: Seen, blocks: tuple[str, ...], layers: int, ends: list[Tensor], tokens: int
+) -> Obstacle | tuple[Read, ...]:
+    """The tokens that the output reads of several blocks, the last one last, with their weights; usually none."""
     read = seen.blocks.read(seen.output, blocks) if len(blocks) == layers else []
     if len(read) < 2:
-        return None
-    return Obstacle(f"reads the tokens of {len(read)} of its {layers} layers ({', '.join(map(str, read))})", True)
+        return ()
+    streams = seen.blocks.streams(blocks)
+    shapes = {tuple(stream.shape[:-1]) for stream in streams}
+    if shapes not in ({(seen.count, tokens)}, {(tokens, seen.count)}):
+        return Obstacle(f"reads the tokens of {len(read)} of its {layers} layers ({', '.join(map(str, read))})", True)
+    sizes = [own_gradient(streams, layer, ends) for layer in read]
+    sizes = [size.float().norm(dim=-1).mean(0 if size.shape[0] == seen.count else 1) for size in sizes]
+    whole, least = sum(float(size.sum()) for size in sizes), 1e-4 * max(float(size.max()) for size in sizes)
+    found = []
+    for layer, size in zip(read, sizes):
+        rows = tuple((size > least).nonzero().flatten().tolist())
+        found.append((layer, rows, tuple((size[list(rows)] / whole).tolist())))
+    return tuple(found)
+
+
+def own_gradient(streams: list[Tensor], layer: int, ends: list[Tensor]) -> Tensor:
+    """The gradient for the tokens behind a block, without what passes through the next one."""
+    found = gradient(ends, streams[layer])
+    assert found is not None
+    if layer + 1 == len(streams):
+        return found
+    behind = gradient(ends, streams[layer + 1])
+    (through,) = torch.autograd.grad(streams[layer + 1], [streams[layer]], behind, retain_graph=True)
+    return found - through

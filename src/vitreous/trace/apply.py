@@ -119,6 +119,11 @@ def refuse(trace: Trace, declared: Method) -> None:
 def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     """A sentence on why a method does not support a model; None if it does."""
     obstacle, entries = layout.obstacle, layout.entries
+    if layout.reads and not declared.joins and (declared.attention or declared.tokens):
+        layers = [number for number, _, _ in layout.reads]
+        others = [m.name for m in METHODS.values() if m.joins]
+        said = f"{name} also reads the tokens of layers {', '.join(map(str, layers))}"
+        return f"{declared.name} follows the tokens of the last layer only; {said}. Try {one_of(others)}."
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
         return None
     able = [m for m in METHODS.values() if not m.attention and (entries or not m.tokens)]

@@ -19,6 +19,7 @@ from vitreous.types import Heads, Map, Row
 @method(
     cite="abnar2020quantifying",
     attention=True,
+    joins=True,
     replays=keeps_all,
     quick=True,
     tried=[{"discard": 0.9}, {"heads": "max"}],
@@ -45,6 +46,7 @@ def rollout(
     carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
+        carried = trace.joined(carried, number)
         a = formed.maps[number] if number < len(formed.maps) else None
         if discard > 0:
             a = whole(layer, heads) if a is None else a

@@ -13,7 +13,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="chefer2021generic", targeted=True, attention=True, several=True, replays=True, quick=True)
+@method(cite="chefer2021generic", targeted=True, attention=True, joins=True, several=True, replays=True, quick=True)
 def gae(
     trace: Trace,
     target: Target,
@@ -32,8 +32,9 @@ def gae(
     left = trace.layout.layers
 
     def visit(layer: Shown) -> None:
-        nonlocal gained, left
+        nonlocal gained, left, read
         left -= 1
+        read = trace.joined(read, left)
         more = layer.gained(read + gained)
         if left >= start_layer:
             gained = gained + more

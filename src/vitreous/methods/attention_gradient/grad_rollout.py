@@ -16,6 +16,7 @@ from vitreous.types import Map
     cite="gildenblat2020exploring",
     targeted=True,
     attention=True,
+    joins=True,
     several=True,
     replays=keeps_all,
     tried=[{"discard": 0.9}],
@@ -41,6 +42,7 @@ def grad_rollout(
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
+        carried = trace.joined(carried, left)
         if discard > 0:
             means = [(images, rows, product.mean(1).clamp_min_(0)) for images, rows, _, product in layer.chunks]
             whole = means[0][2].new_zeros(len(carried), carried.shape[1], carried.shape[1])
