@@ -15,6 +15,8 @@ import vitreous
 from vitreous import METHODS, Class, Model, Trace
 from vitreous.errors import ModelError, Unsupported
 
+pytestmark = pytest.mark.slow  # the same kinds, smaller, are in test_measured_layout and test_kinds
+
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 SIZES = {**SMALL, "image_size": 64, "patch_size": 16}

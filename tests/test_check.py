@@ -117,6 +117,7 @@ def test_a_model_that_cannot_run_is_reported() -> None:
 # ------------------------------------------------------------------------------------------------------- what is wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "where"),
     [
@@ -149,11 +150,13 @@ class Doubled(torch.autograd.Function):
         return grad.flip(-1) * 2
 
 
+@pytest.mark.slow
 def test_a_wrong_backward_is_found() -> None:
     found = check(small(Around(Doubled.apply)), methods=FEW)
     assert ALONE in wrong(found) and states(found)["gradient and torch.autograd"] == "right", "autograd errs, too"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_stopped_is_judged_by_finite_differences() -> None:
     """vitreous runs what is under torch.no_grad with gradients, torch.autograd does not."""
 
@@ -166,6 +169,7 @@ def test_a_gradient_that_is_stopped_is_judged_by_finite_differences() -> None:
     assert one.state == "right" and "finite differences agree, torch.autograd" in one.note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "after", [lambda y: y * 0 + torch.arange(7.0), lambda y: y * float("nan")], ids=["constant", "NaN"]
 )
@@ -176,16 +180,19 @@ def test_an_output_that_says_nothing_is_found(after: Any) -> None:
     json.dumps(found.as_dict(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_network_that_does_not_repeat_is_found() -> None:
     found = check(small(Around(after=lambda y: y + 0.1 * torch.rand_like(y))), methods="gradient")
     assert not found.right and "gives another result when it is run again" in str(found.failure)
 
 
+@pytest.mark.slow
 def test_a_network_that_mixes_images_is_run_one_by_one() -> None:
     found = check(small(Around(after=lambda y: y + 0.1 * y.mean(0) * len(y))), methods="gradient")
     assert found.right and found.layout["alone"] is True and found.of("works") == ("gradient",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "where"),
     [
@@ -199,6 +206,7 @@ def test_brute_force_decides(engine: str, where: str, monkeypatch: pytest.Monkey
     assert wrong(check(small(), methods="attention")) == [where]
 
 
+@pytest.mark.slow
 def test_tokens_that_are_shuffled_on_the_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     true = verify.tokens_of
     mixed = torch.randperm(16, generator=torch.Generator().manual_seed(2))
@@ -211,6 +219,7 @@ def test_tokens_that_are_shuffled_on_the_way_are_found(monkeypatch: pytest.Monke
     assert wrong(check(small(), methods="attention")) == [LAST]
 
 
+@pytest.mark.slow
 def test_an_error_of_a_comparison_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "filled", lambda *_: 1 / 0)
     found = check(small(), methods="attention")

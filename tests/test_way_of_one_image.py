@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 from conftest import Run
 
 import vitreous
@@ -50,6 +51,7 @@ def importing(frame: FrameType | None) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_few_modules(run: Run, cat: Path) -> None:
     with modules_met() as met:
         run("explain", cat, "--method", "gae", "--out", "maps")

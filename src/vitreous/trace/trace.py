@@ -213,13 +213,11 @@ class Trace:
             return pool_weights(pool, layout).expand(len(self), -1)
         return read_weights(layout.tokens, layout.readout, layout.share, self.images.device).expand(len(self), -1)
 
-    def joined(self, carried: Row, layer: int) -> Row:
-        """The weights of the tokens behind a layer, and of those that the classifier reads there, before the last."""
-        for number, tokens, weights in self.layout.reads:
-            if number == layer:
-                own = read_weights(self.layout.tokens, tokens, weights, self.images.device)
-                return carried + own.to(carried)
-        return carried
+    @property
+    def joins(self) -> dict[int, Tensor]:
+        """The weights of tokens that the classifier also reads after layers before the last, by layer."""
+        tokens, device = self.layout.tokens, self.images.device
+        return {layer: read_weights(tokens, some, weights, device) for layer, some, weights in self.layout.reads}
 
     @property
     def read_tokens(self) -> list[int] | None:

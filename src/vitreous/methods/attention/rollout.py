@@ -44,9 +44,10 @@ def rollout(
     layers = trace.formed(formed)
     check_start(trace, start_layer)
     carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
+    joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
-        carried = trace.joined(carried, number)
+        carried = carried + joins[number].to(carried) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
         if discard > 0:
             a = whole(layer, heads) if a is None else a

@@ -27,14 +27,14 @@ def gae(
     """
     check_start(trace, start_layer)
     trace.followed(seen=False)  # the one forward pass that everything below uses
-    read = trace.readout
+    read, joins = trace.readout, trace.joins
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that small values are not lost to rounding
     left = trace.layout.layers
 
     def visit(layer: Shown) -> None:
         nonlocal gained, left, read
         left -= 1
-        read = trace.joined(read, left)
+        read = read + joins[left] if left in joins else read
         more = layer.gained(read + gained)
         if left >= start_layer:
             gained = gained + more

@@ -36,13 +36,13 @@ def grad_rollout(
     """
     check_start(trace, start_layer)
     trace.followed(seen=False)  # the one forward pass that everything below uses
-    carried = trace.readout
+    carried, joins = trace.readout, trace.joins
     left = trace.layout.layers
 
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        carried = trace.joined(carried, left)
+        carried = carried + joins[left] if left in joins else carried
         if discard > 0:
             means = [(images, rows, product.mean(1).clamp_min_(0)) for images, rows, _, product in layer.chunks]
             whole = means[0][2].new_zeros(len(carried), carried.shape[1], carried.shape[1])
