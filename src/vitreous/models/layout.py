@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def reads_one_patch(self) -> bool:
-        """Whether the output depends on a single token, which is a patch: no model is meant so."""
+        """Whether the output depends on a single patch token, which no model intends."""
         return self.probed and len(self.readout) == 1 < self.patches and self.readout[0] in self.patch_tokens
 
     @property
@@ -88,7 +88,7 @@ class Layout:
         return sorted(set(range(self.tokens)) - set(self.patch_tokens))
 
     def one_by_one(self) -> Layout:
-        """The same for a model that must be run one image at a time: an image takes more than any memory holds."""
+        """The layout of a model that is run one image at a time: its footprint makes every batch one image."""
         return replace(self, alone=True, footprint=(2**62, 2**62))
 
     def token(self, row: int, column: int) -> int:
@@ -132,7 +132,7 @@ class Layout:
         return values[:, run_of(self.patch_tokens)].reshape(-1, *self.grid)
 
     def to_grid(self, tokens: Tensor) -> Tensor | None:
-        """Tokens [B N D] as they lie in the image, [B h w D], without CLS and registers; None: nobody knows how."""
+        """Tokens [B N D] placed on the grid, [B h w D], without CLS and registers; None if their order is unknown."""
         tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
         count = tokens.shape[1]
         grid, order = self.orders.get(count, (self.grid, ()))

@@ -93,7 +93,9 @@ def images_at_once(model: Model, images: Any = None) -> int:
     if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
         return 1  # the error is that of its preparation
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
-    layout = Trace(model, noise_images(model, size)[:1]).layout  # which finds out whether a batch keeps images apart
+    layout = model.layout_at(size)
+    if model.facts.knows(("layout run", size)):  # it is not yet known whether a batch keeps its images apart
+        layout = Trace(model, noise_images(model, size)[:1]).layout
     return batch_size(layout.footprint[1], model.device, most)
 
 

@@ -158,6 +158,7 @@ def keeps_apart(trace: Runs) -> bool:
         if not facts.knows(question):
             kept = facts.take(("layout run", trace.size)) or find_layout(trace.model, trace.size)[1]
             facts.note(question, compare(trace, kept))
+    facts.take(("layout run", trace.size))  # nothing else needs it
     if facts.get(question) == CHANGES:
         raise ModelError(
             f"{trace.model.name} gives another result when it is run again on the same image (does its forward pass "
