@@ -61,7 +61,7 @@ def choose(methods: str | Sequence[str] | None) -> list[Method]:
 
 def noise(model: Model) -> Tensor:
     """Two images of noise, other ones than those of the layout run."""
-    drawn = torch.randn(2, channels(model), *model.size, generator=torch.Generator().manual_seed(5))
+    drawn = torch.randn(2, model.channels, *model.size, generator=torch.Generator().manual_seed(5))
     return drawn.to(model.device, model.dtype)
 
 
@@ -73,10 +73,6 @@ def study(model: Model, images: Tensor) -> Subject:
     if not trace.classifies:
         return Subject(model, images, Neuron(0), output)
     return Subject(model, images, Top(1).fix(output), output)
-
-
-def channels(model: Model) -> int:
-    return int(getattr(model, "channels", 3))
 
 
 def facts(model: Model, images: Tensor) -> dict[str, Any]:
