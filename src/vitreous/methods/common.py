@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError
 from vitreous.trace.trace import Trace
+
+Baseline = Annotated[
+    Literal["zero", "mean"],
+    Field(description="subtracted from each token: nothing, or the mean token of the image's patches"),
+]
 
 
 def check_start(trace: Trace, start_layer: int) -> None:
@@ -39,6 +45,14 @@ def fuse_heads(values: Tensor, heads: str | int) -> Tensor:
 def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
     """Ā: all rows of a layer with the heads fused."""
     return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
+
+
+def less_baseline(trace: Trace, tokens: Tensor, baseline: Baseline) -> Tensor:
+    """Tokens [B N D] or [B h w D] minus the baseline: nothing, or the mean over the patches of the same image."""
+    if baseline == "zero":
+        return tokens
+    mean = trace.to_patches(tokens).mean((1, 2))  # [B D]
+    return tokens - mean.view(len(mean), *[1] * (tokens.ndim - 2), -1)
 
 
 def keeps_all(options: Mapping[str, Any]) -> bool:
