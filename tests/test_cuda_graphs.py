@@ -14,7 +14,7 @@ from machine import ROUNDING
 import vitreous
 from vitreous import Model
 from vitreous.registry import METHODS
-from vitreous.trace.cuda_graphs import key_of, replays
+from vitreous.trace.cuda_graphs import Replays, key_of, replays
 from vitreous.trace.target import Class, Contrast, Numbered, Target, Top
 
 QUIET = [one.name for one in METHODS.values() if one.replays]
@@ -117,6 +117,22 @@ def test_a_graph_belongs_to_the_tensors_of_a_network() -> None:
     assert key() != first
 
 
+def test_what_cannot_be_recorded_runs_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def refused(*args: Any) -> None:
+        tries.append(args)
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+
+    monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", refused)
+    found = Replays()
+    images = torch.zeros(1, 3, 8, 8)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        (made,) = found("key", lambda x, _, value=value: (x + value,), images, (Class(1),))
+        assert torch.equal(made, images + value)
+    assert len(tries) == 1, "it is tried once"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", QUIET)
 def test_replayed_maps_are_those_of_plain_runs(method: str) -> None:
@@ -128,6 +144,8 @@ def test_replayed_maps_are_those_of_plain_runs(method: str) -> None:
             for _ in range(3):
                 vitreous.explain(model, images, method, target)
         again = [vitreous.explain(model, others, method, target) for target in ([1, 2, 3], None)]
+        found = replays(METHODS[method], METHODS[method].check({}), images, Class(1))
+        assert found is not None and not found.unrecordable and any(found.graphs.values())
     for one, other in zip(again, plain):
         assert torch.allclose(one.map, other.map, rtol=1e-4, atol=1e-6)
         assert one.target == other.target

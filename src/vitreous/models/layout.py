@@ -77,6 +77,13 @@ class Layout:
         """The token of each patch, row by row."""
         return list(self.order or range(self.prefix, self.prefix + self.patches))
 
+    def patch_numbers(self, device: torch.device) -> Tensor:
+        """The same on a device; without a copy from the CPU, which a CUDA graph forbids, if they are one run."""
+        run = run_of(self.patch_tokens)
+        if isinstance(run, slice):
+            return torch.arange(run.start, run.stop, device=device)
+        return torch.tensor(run, device=device)
+
     @property
     def patch_run(self) -> slice | list[int]:
         """The tokens of the patches as they stand in the sequence."""

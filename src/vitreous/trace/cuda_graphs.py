@@ -73,14 +73,19 @@ class Replays:
 
     def __init__(self) -> None:
         self.graphs: dict[Any, Graph | None] = {}  # None: the shape was seen once
+        self.unrecordable: set[Any] = set()  # shapes whose runs CUDA refuses to record
 
     def __call__(self, key: Any, run: Run, images: Images, targets: Targets) -> Made:
-        if key not in self.graphs:
+        if key not in self.graphs or key in self.unrecordable:
             self.graphs[key] = None
             return run(images, targets)
         graph = self.graphs[key]
         if graph is None:
-            graph = self.graphs[key] = Graph(run, images, targets)
+            try:
+                graph = self.graphs[key] = Graph(run, images, targets)
+            except RuntimeError:  # a copy from the CPU within the run, for example
+                self.unrecordable.add(key)
+                return run(images, targets)
         return graph(images, targets)
 
 

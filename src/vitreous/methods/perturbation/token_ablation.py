@@ -31,7 +31,7 @@ def token_ablation(
     y(all tokens) − y(without token i), one run for each patch
     """
     fixed, whole = scored_as(trace, target, of)
-    left = torch.tensor(trace.layout.patch_tokens, device=trace.images.device)
+    left = trace.layout.patch_numbers(trace.images.device)
 
     def without(i: int) -> Tensor:
         return scores_without(trace, i, fixed.of_image(i), left, "token_ablation", ("token_ablation", i))
