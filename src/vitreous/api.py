@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,11 +10,20 @@ from torch import nn
 
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, Views, attribute_all, join
-from vitreous.errors import TargetError
+from vitreous.errors import OptionError, TargetError, Unsupported
 from vitreous.models.model import Model
-from vitreous.registry import ConfiguredMethod
+from vitreous.registry import ConfiguredMethod, MethodWarning
 from vitreous.trace import trace as engine
-from vitreous.trace.apply import as_images, as_model, each_of, find_method, images_at_once, of_model, per_image
+from vitreous.trace.apply import (
+    as_images,
+    as_model,
+    default_methods,
+    each_of,
+    find_method,
+    images_at_once,
+    of_model,
+    per_image,
+)
 
 
 class Trace(engine.Trace):
@@ -22,7 +32,7 @@ class Trace(engine.Trace):
     # The engine's trace cannot import methods or attributions, because imports go one way and methods build on it.
     # This subclass adds `explain`, which needs both. Everything that takes a trace accepts either class.
 
-    def explain(self, method: str | ConfiguredMethod = "rollout", target: Any = None, **options: Any) -> Attribution:
+    def explain(self, method: str | ConfiguredMethod | None = None, target: Any = None, **options: Any) -> Attribution:
         """Explain the images of this trace with one method; see `vitreous.explain`."""
         return explain(self.model, self, method, target, **options)
 
@@ -30,7 +40,7 @@ class Trace(engine.Trace):
 def explain(
     model: Model | nn.Module | str | None,
     images: Any,
-    method: str | ConfiguredMethod = "rollout",
+    method: str | ConfiguredMethod | None = None,
     target: Any = None,
     **options: Any,
 ) -> Attribution:
@@ -39,14 +49,19 @@ def explain(
     `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (used as it is; of as many
     channels as the model takes), or a `Trace`, so that several methods share one forward pass. `method`: a name, with
     its `options` as keywords (see `vitreous methods NAME`), or a configured method such as
-    `vitreous.methods.rollout(discard=0.9)`. `target`: a class number or name, "top-1" (the default), "a-b" (a rather
-    than b), or a list with one target per image.
+    `vitreous.methods.rollout(discard=0.9)`; None: the best quick map for a class (`vitreous methods` marks it), or, on
+    a model that it does not support, the next best, with a warning. `target`: a class number or name, "top-1" (the
+    default), "a-b" (a rather than b), or a list with one target per image.
     """
     return explain_all(model, images, method, [target], options)[0]
 
 
 def explain_targets(
-    model: Model | nn.Module | str | None, images: Any, method: str | ConfiguredMethod, targets: Any, **options: Any
+    model: Model | nn.Module | str | None,
+    images: Any,
+    method: str | ConfiguredMethod | None,
+    targets: Any,
+    **options: Any,
 ) -> list[Attribution]:
     """Explain images with one method for several targets, faster than one call of `explain` per target.
 
@@ -64,14 +79,25 @@ def explain_targets(
 def explain_all(
     model: Model | nn.Module | str | None,
     images: Any,
-    method: str | ConfiguredMethod,
+    method: str | ConfiguredMethod | None,
     targets: list[Any],
     options: dict[str, Any],
 ) -> list[Attribution]:
     """One attribution for each target."""
-    declared, values = find_method(method, options)
+    if method is None and options:
+        raise OptionError(f"name the method that takes {', '.join(options)}: explain(model, images, method, …)")
+    declared, values = (None, {}) if method is None else find_method(method, options)
+
+    def attributed(trace: engine.Trace, asked: list[Any], views: Views | None = None) -> list[Attribution]:
+        if declared is not None:
+            return attribute_all(trace, declared, asked, values, views)
+        made, instead = attribute_by_default(trace, asked, views)
+        if instead is not None:
+            warnings.warn(instead, MethodWarning, stacklevel=5)
+        return made
+
     if isinstance(images, engine.Trace):
-        return attribute_all(of_model(images, model), declared, targets, values)
+        return attributed(of_model(images, model), targets)
     wrapped = as_model(model)
     listed = as_images(images, wrapped.channels)
     targets = [each_of(target) for target in targets]
@@ -82,8 +108,24 @@ def explain_all(
     def run(part: slice) -> list[Attribution]:
         chosen = [target[part] if per_image(target) else target for target in targets]
         views = Views.of(listed[part], wrapped, part.start)
-        return attribute_all(Trace(wrapped, listed[part]), declared, chosen, values, views)
+        return attributed(Trace(wrapped, listed[part]), chosen, views)
 
-    size = 1 if declared.alone else images_at_once(wrapped, listed)
-    parts = in_batches(run, len(listed), min(size, len(listed)), f"{declared.name}, images")
+    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed)
+    about = "images" if declared is None else f"{declared.name}, images"
+    parts = in_batches(run, len(listed), min(size, len(listed)), about)
     return [join(list(of_target)) for of_target in zip(*parts)]
+
+
+def attribute_by_default(
+    trace: engine.Trace, targets: list[Any], views: Views | None = None
+) -> tuple[list[Attribution], str | None]:
+    """The maps of the first default method that supports the model, and a sentence on the one that does not."""
+    refusals: list[Unsupported] = []
+    for declared in default_methods(trace, targets):
+        try:
+            made = attribute_all(trace, declared, targets, declared.check({}), views)
+        except Unsupported as error:
+            refusals.append(error)
+        else:
+            return made, f"{declared.name} is used, because {refusals[0]}" if refusals else None
+    raise refusals[0]

@@ -171,6 +171,7 @@ class Method(Declared):
     several     several targets can share one backward pass (trace/batched_targets.py)
     replays     the method never synchronises with the GPU, so it can be a CUDA graph (trace/cuda_graphs.py)
     quick       the method is part of the default leaderboard
+    default     the place of the method among those that are tried in turn where none is named; 0: it is not
     tried       options that `advise` measures besides the defaults
     cheap       options with which the method costs little, for `check`, which only asks whether it works
     """
@@ -186,6 +187,7 @@ class Method(Declared):
     several: ByOptions = False
     replays: ByOptions = False
     quick: bool = False
+    default: int = 0
     tried: tuple[Mapping[str, Any], ...] = ()
     cheap: Mapping[str, Any] = field(default_factory=dict)
 

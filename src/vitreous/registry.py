@@ -155,6 +155,7 @@ def method(
     several: ByOptions = False,
     replays: ByOptions = False,
     quick: bool = False,
+    default: int = 0,
     tried: Sequence[Mapping[str, Any]] = (),
     cheap: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -179,6 +180,7 @@ def method(
                 several=several,
                 replays=replays,
                 quick=quick,
+                default=default,
                 tried=tuple(tried),
                 cheap=dict(cheap or {}),
             )

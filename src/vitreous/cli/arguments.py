@@ -84,7 +84,6 @@ METHOD = typer.Option(
     "--method", "--methods", "-x", help="Methods, separated by commas, or all; see: vitreous methods."
 )
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
-MethodNames = Annotated[str, METHOD]
 MethodsOrDefault = Annotated[str | None, METHOD]
 MetricNames = Annotated[
     str | None,

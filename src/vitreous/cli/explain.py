@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, Views, attribute_all, plain, save_arrays
 from vitreous.cli.arguments import Settings, pick_methods
 from vitreous.cli.results import (
@@ -43,7 +44,7 @@ Grid = list[list[Attribution | None]]  # targets × methods
 class Plan:
     """The methods, their options and where to write."""
 
-    methods: list[Method]
+    methods: list[Method]  # empty: the default, which depends on the model
     everything: bool  # --method all: methods that do not work on this model are skipped
     values: dict[str, dict[str, Any]]
     out: Path
@@ -54,7 +55,7 @@ def run(
     *,
     sources: list[str],
     load: Callable[[], Model],
-    methods: str,
+    methods: str | None,
     target: str | None,
     settings: Settings,
     out: Path,
@@ -83,28 +84,38 @@ def run(
         grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
-            heads = row_heads(trace, targets, i) if any(m.targeted for m in plan.methods) else []
+            aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
+            heads = row_heads(trace, targets, i) if aimed else []
             summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
 
     work_through(files, summary, size, work, lambda: report(summary, as_json), as_json)
-    if target is not None and not any(m.targeted for m in plan.methods):
+    if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, as_json)
     raise typer.Exit(summary.code)
 
 
-def make_plan(methods: str, settings: Settings, out: Path, cells: bool) -> Plan:
-    chosen, everything = pick_methods(methods)
+def make_plan(methods: str | None, settings: Settings, out: Path, cells: bool) -> Plan:
+    chosen, everything = ([], False) if methods is None else pick_methods(methods)
     values = {m.name: m.check(settings.get(m.name, {})) for m in chosen}
     for name in settings:
         if name not in values:
-            raise OptionError(f"--set {name}.…: {name} is not among the chosen methods (--method {methods})")
+            told = (
+                f"not among the chosen methods (--method {methods})" if chosen else f"not chosen: add --method {name}"
+            )
+            raise OptionError(f"--set {name}.…: {name} is {told}")
     check_out(out)
     return Plan(chosen, everything, values, out, cells)
 
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
     """Maps of targets × methods; a method without a target appears in the first row only."""
+    if not plan.methods:
+        made, instead = attribute_by_default(trace, [None] if targets is None else list(targets), views)
+        summary.methods[made[0].method] = None
+        if instead is not None:
+            summary.notes[instead] = None
+        return [[one] for one in made[: None if made[0].target is not None else 1]]
     if not any(one.targeted for one in plan.methods):
         trace.whole()  # the figure shows the best classes, so the forward pass must reach the output
     columns = [attempt(trace, one, targets if one.targeted else None, plan, views, summary) for one in plan.methods]

@@ -43,6 +43,13 @@ def find_method(method: str | ConfiguredMethod, options: Mapping[str, Any]) -> t
     return METHODS[method], METHODS[method].check(options)
 
 
+def default_methods(trace: Trace, targets: Sequence[Any]) -> list[Method]:
+    """The methods to try in turn where none is named; without classes and targets, those that need no target."""
+    ranked = sorted((one for one in METHODS.values() if one.default), key=lambda one: one.default)
+    aimed = trace.classifies or any(target is not None for target in targets)
+    return [one for one in ranked if aimed or not one.targeted]
+
+
 def as_model(model: Model | nn.Module | str | None) -> Model:
     if isinstance(model, Model):
         return model

@@ -31,7 +31,7 @@ from vitreous.images.bands import count as spelt
 from vitreous.images.pictures import Picture
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
-from vitreous.trace.apply import why_not
+from vitreous.trace.apply import default_methods, why_not
 from vitreous.trace.concept import Concept
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -292,6 +292,13 @@ def heads_of(trace: Trace) -> list[int]:
 def unsupported(model: Model) -> dict[str, str]:
     said = {name: why_not(model.layout, model.name, declared) for name, declared in METHODS.items()}
     return {name: why for name, why in said.items() if why is not None}
+
+
+def first_methods(trace: Trace) -> list[str]:
+    """Attention, and the default map for a class, as far as the model supports them."""
+    able = [one for one in default_methods(trace, []) if why_not(trace.layout, trace.model.name, one) is None]
+    chosen = [one for one in able if not one.targeted][:1] + [one for one in able if one.targeted][:1]
+    return [one.name for one in chosen]
 
 
 def takes_text(model: Model) -> bool:

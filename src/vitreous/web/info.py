@@ -81,6 +81,7 @@ async def describe(engine: engines.Engine, served: engines.Served) -> schema.Mod
         output=model.meaning.value,
         texts=engines.takes_text(model),
         unsupported=engines.unsupported(model),
+        first=engines.first_methods(trace),
     )
 
 

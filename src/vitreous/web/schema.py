@@ -51,6 +51,7 @@ class ModelInfo(BaseModel):
     output: Literal["logits", "sigmoid", "softmax", "value"]  # what the numbers of its output mean
     texts: bool  # takes text: targets
     unsupported: dict[str, str]  # method: why
+    first: list[str]  # the methods that the page begins with
 
 
 class Sample(BaseModel):

@@ -14,7 +14,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map, Row
 
 
-@method(cite="dosovitskiy2021image", attention=True, replays=True, quick=True, tried=[{"across": "mean"}])
+@method(cite="dosovitskiy2021image", attention=True, replays=True, quick=True, default=5, tried=[{"across": "mean"}])
 def attention(
     trace: Trace,
     target: Target,

@@ -12,7 +12,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True, replays=True)
+@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True, replays=True, default=4)
 def gradient(
     trace: Trace,
     target: Target,

@@ -71,7 +71,7 @@ function showTab() {
 /** A photo and a model that are there. */
 function settle() {
   const { models, samples } = world.info;
-  addresses.settle({ model: models[0].name, image: samples[0].id });
+  addresses.settle({ model: models[0].name, image: samples[0].id }, models[0].first);
   if (!models.some((one) => one.name === state.model)) state.model = models[0].name;
   if (!state.image) state.image = samples[0].id;
   byId("model").value = state.model;

@@ -9,7 +9,7 @@ const PLAIN = {
   metric: "deletion", subject: "", // subject: the target of curves and heads; nothing: the first
 };
 export const FIRST = {
-  methods: [{ name: "rollout", options: {} }, { name: "cdam", options: {} }, { name: "attn_lrp", options: {} }],
+  methods: [], // those that the server names for its first model
   targets: ["top-1", "top-2"],
 };
 
@@ -19,8 +19,12 @@ export const state = { ...PLAIN, ...FIRST };
 const listeners = [];
 let kept = null;
 
-/** The model and the photo where an address names none. */
-export const settle = (given) => Object.assign(PLAIN, given);
+/** The model, the photo and the methods where an address names none. */
+export function settle(given, methods) {
+  Object.assign(PLAIN, given);
+  FIRST.methods = methods.map((name) => ({ name, options: {} }));
+  if (!state.methods.length) state.methods = FIRST.methods;
+}
 
 /** Call `heard(changed)` with the names of what changed. */
 export const onChange = (heard) => listeners.push(heard);
