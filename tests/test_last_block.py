@@ -54,7 +54,7 @@ def test_maps_are_those_of_the_whole_block(name: str, monkeypatch: pytest.Monkey
     aim = "neuron:1" if model.classifier is False else 1
     wanted = USES if name in ("timm ViT", "HF ViT eager", "timm DeiT distilled", "HF DINOv3 sdpa") else USES[:4]
     ours = {method: vitreous.explain(model, images, method, aim).map for method in wanted}
-    for place in ("trace.trace", "methods.lrp.propagate", "methods.attention_gradient.transformer_attribution"):
+    for place in ("trace.trace", "trace.ruled", "methods.attention_gradient.transformer_attribution"):
         monkeypatch.setattr(f"vitreous.{place}.narrowing", lambda trace, **asked: None)
     for method, map in ours.items():
         assert off(map, vitreous.explain(model, images, method, aim).map) < 2e-5, method

@@ -12,8 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.errors import OptionError
+from vitreous.errors import OptionError, Unsupported
 from vitreous.trace.trace import Trace
+from vitreous.types import Map
 
 Baseline = Annotated[
     Literal["zero", "mean"],
@@ -53,6 +54,16 @@ def less_baseline(trace: Trace, tokens: Tensor, baseline: Baseline) -> Tensor:
         return tokens
     mean = trace.to_patches(tokens).mean((1, 2))  # [B D]
     return tokens - mean.view(len(mean), *[1] * (tokens.ndim - 2), -1)
+
+
+def sum_layers(trace: Trace, maps: list[Map]) -> Map:
+    """The sum of the maps of several layers; raise unless all have the same grid."""
+    grids = sorted({(map.shape[1], map.shape[2]) for map in maps}, reverse=True)
+    if len(grids) > 1:
+        told = " and ".join(f"{rows}×{columns}" for rows, columns in grids)
+        said = f"{trace.model.name} merges its tokens on the way ({told}), so its layers cannot be summed patch by patch"
+        raise Unsupported(f"{said}. Try attn_lrp, cp_lrp or gradcam.")
+    return torch.stack(maps).sum(0)
 
 
 def keeps_all(options: Mapping[str, Any]) -> bool:

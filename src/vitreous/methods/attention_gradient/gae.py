@@ -7,6 +7,7 @@ from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown
 from vitreous.methods.common import check_start
+from vitreous.methods.libra import GradientRules, following
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -19,6 +20,7 @@ def gae(
     target: Target,
     *,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
+    rules: GradientRules = "plain",
 ) -> Map:
     """Attention that raises the score, followed through all layers (generic attention explainability); a good first map
     for a class.
@@ -26,7 +28,7 @@ def gae(
     R ← R + mean_h (∇A ⊙ A)⁺ · R, R₀ = I; ρᵀ(R − I), carried as one row from the last layer to the first
     """
     check_start(trace, start_layer)
-    trace.followed(seen=False)  # the one forward pass that everything below uses
+    follow = following(trace, rules)  # makes the one forward pass that everything below uses
     read, joins = trace.readout, trace.joins
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that small values are not lost to rounding
     left = trace.layout.layers
@@ -39,5 +41,5 @@ def gae(
         if left >= start_layer:
             gained = gained + more
 
-    trace.follow(target, visit)
+    follow(target, visit)
     return trace.map(gained)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, step
 from vitreous.methods.common import check_start, keeps_all, trim
+from vitreous.methods.libra import GradientRules, following
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -29,13 +30,14 @@ def grad_rollout(
         float, Field(ge=0, lt=1, description="share of each layer's smallest entries that is set to zero")
     ] = 0.0,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
+    rules: GradientRules = "plain",
 ) -> Map:
     """Rollout over attention weighted by its gradient; use it for a rollout that depends on the class.
 
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """
     check_start(trace, start_layer)
-    trace.followed(seen=False)  # the one forward pass that everything below uses
+    follow = following(trace, rules)  # makes the one forward pass that everything below uses
     carried, joins = trace.readout, trace.joins
     left = trace.layout.layers
 
@@ -54,5 +56,5 @@ def grad_rollout(
         if left >= start_layer:
             carried = onward
 
-    trace.follow(target, visit)
+    follow(target, visit)
     return trace.map(carried)

@@ -7,7 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import sum_of
+from vitreous.methods.libra import GradientRules, table_of
 from vitreous.registry import method
+from vitreous.trace.ruled import mode
+from vitreous.trace.rules.mode import Rules, warn_of
 from vitreous.trace.run import Finished, Run, gradients, rows_of_run, score_of
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -23,6 +26,7 @@ def legrad(
         Literal["mean", "readout"],
         Field(description="the tokens of a layer that its score reads: all, or the read-out"),
     ] = "mean",
+    rules: GradientRules = "plain",
 ) -> Map:
     """The patches to which more attention would raise the score, averaged over all layers; use it to outline the object
     of a class or a text.
@@ -37,16 +41,19 @@ def legrad(
         alike = [t.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", read.to(t), t) for t in tokens]
         return torch.cat([one[:, None].expand_as(t) for one, t in zip(alike, tokens)])
 
-    def run() -> tuple[Finished, Finished]:
+    def run() -> tuple[Finished, tuple[Finished, Rules | None]]:
         """The forward pass for the images themselves, and with the rows of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
-        whole = trace.run(leaf, Run.from_pixels().extended(pooled))
-        return rows_of_run(whole, slice(count)), whole
+        with mode(trace, table_of(rules)) as ruled:
+            whole = trace.run(leaf, Run.from_pixels().extended(pooled))
+        return rows_of_run(whole, slice(count)), (whole, ruled)
 
-    record: Finished = trace.kept(f"legrad, {pool}", run)[1]
+    record, ruled = trace.kept(f"legrad, {pool}, {rules}", run)[1]
     fixed = target.fix(trace.output)
     scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
     grads = gradients(scores, [layer.node for layer in record.layers])
+    if ruled is not None:
+        warn_of(ruled, trace.model.module, trace.model.name)
     maps = []
     for layer, grad in zip(record.layers, grads):
         pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i in layer.spans())  # [B H M]

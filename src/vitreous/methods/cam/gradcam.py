@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from typing import Annotated
+from torch import Tensor
 
-import torch
-from pydantic import Field
-
+from vitreous.methods.cam.common import At, Layer, Layers, Place, cam, over_tokens
+from vitreous.methods.common import Baseline
+from vitreous.methods.libra import GradientRules
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -16,13 +16,19 @@ def gradcam(
     trace: Trace,
     target: Target,
     *,
-    layer: Annotated[int, Field(description="layer from 0, or from the end by -1, -2, …")] = -1,
+    layer: Layer = -1,
+    at: At = "norm",
+    layers: Layers = "one",
+    rules: GradientRules = "plain",
+    baseline: Baseline = "zero",
 ) -> Map:
     """The tokens that enter an attention layer, each channel weighted by its mean gradient; a quick, signed map for a
     class, also on Swin and its kind.
 
-    Σ_k w_k·T_k, w_k = mean over patches of ∂y/∂T_k
+    Σ_k w_k·T_k, w_k = mean over tokens of ∂y/∂T_k
     """
-    tokens, grad = trace.entry_grad(target, layer)
-    weight = trace.to_patches(grad).mean((1, 2))  # [B D]
-    return torch.einsum("bhwd,bd->bhw", trace.to_patches(tokens), weight)
+    return cam(trace, target, Place(layer, at, layers, rules), mean_gradient, baseline)
+
+
+def mean_gradient(tokens: Tensor, grad: Tensor) -> Tensor:
+    return grad.mean(over_tokens(grad))

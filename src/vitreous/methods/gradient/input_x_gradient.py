@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vitreous.methods.libra import GradientRules, table_of
+from vitreous.methods.lrp.propagate import relevance_map
 from vitreous.registry import method
 from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
@@ -8,12 +14,22 @@ from vitreous.types import Map
 
 
 @method(cite="shrikumar2017learning", targeted=True, signed=True, several=True, replays=True, quick=True)
-def input_x_gradient(trace: Trace, target: Target) -> Map:
+def input_x_gradient(
+    trace: Trace,
+    target: Target,
+    *,
+    wrt: Annotated[
+        Literal["image", "tokens"], Field(description="the pixels, or the patches at the first block")
+    ] = "image",
+    rules: GradientRules = "plain",
+) -> Map:
     """Each (normalised) pixel times its gradient, a first estimate of what it adds to the score; quick and signed, for
     any network.
 
     Σ_c x_c · ∂y/∂x_c
     """
+    if wrt == "tokens" or rules == "libra":
+        return relevance_map(trace, target, table_of(rules), wrt)
     record = trace.pixels()
     (grad,) = gradients(trace.score(target, record), [record.images])
     return (record.images.detach().float() * grad.float()).sum(1)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.capture.attention import widen
-from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
-from vitreous.trace.last_block import narrowing
-from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
-from vitreous.trace.run import Finished, Run, gradients
+from vitreous.trace.ruled import Ruled, grads_under, ruled
+from vitreous.trace.rules.mode import Rules, Table
+from vitreous.trace.run import Finished
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
@@ -22,8 +20,10 @@ from vitreous.types import Map
 Seen = tuple[Rules, Tensor | None]  # the rules of a run, and the tokens that entered its first block
 
 
-def relevance_map(trace: Trace, target: Target, table: Table, wrt: Literal["tokens", "image"]) -> Map:
-    """x·∂y/∂x under the rules: of the patches at the first block, or of the pixels, channels summed."""
+def relevance_map(trace: Trace, target: Target, table: Table | None, wrt: Literal["tokens", "image"]) -> Map:
+    """x·∂y/∂x under the rules (None: the plain gradient), channels summed: of the patches at the first block, or of
+    the pixels.
+    """
     if wrt == "tokens":
         return on_grid(trace, token_relevance(trace, target, table)).sum(-1)
     return image_relevance(trace, target, table).sum(1)
@@ -48,41 +48,27 @@ def covers(grid: tuple[int, int], size: tuple[int, int]) -> bool:
     return grid == (-(-size[0] // patch), -(-size[1] // patch))
 
 
-def token_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
+def token_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor:
     """x·∂y/∂x of all tokens that enter the first block, [B N D] (or [B h w D])."""
-    record, (rules, tokens) = trace.kept(table.name, partial(run_under, trace, table))
-    if tokens is None:
+    found = ruled(trace, table)
+    if found.first is None:
         raise Unsupported(f"the tokens that enter the first block of {trace.model.name} are not visible; use wrt=image")
-    return relevance_of(tokens, trace, target, record, rules).movedim(trace.batch_axis, 0)
+    return relevance_of(found.first, trace, target, found).movedim(trace.batch_axis, 0)
 
 
-def image_relevance(trace: Trace, target: Target, table: Table) -> Tensor:
+def image_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor:
     """x·∂y/∂x of the pixels, [B channels Y X]."""
-    record, (rules, _) = trace.kept(table.name, partial(run_under, trace, table))
-    return relevance_of(record.images, trace, target, record, rules)
+    found = ruled(trace, table)
+    return relevance_of(found.run.images, trace, target, found)
 
 
-def relevance_of(x: Tensor, trace: Trace, target: Target, record: Finished, rules: Rules) -> Tensor:
-    (grad,) = gradients(trace.score(target, record), [x])
-    warn_of(rules, trace.model.module, trace.model.name)
+def relevance_of(x: Tensor, trace: Trace, target: Target, found: Ruled) -> Tensor:
+    (grad,) = grads_under(trace, found, target, [x])
     return widen(x.detach()) * widen(grad)
 
 
 def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
     """A forward pass in which every function of a signal follows its rule."""
-    layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
-    has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
-    entry = None if has_blocks or not layout.entries else layout.entries[0]
-    entered: list[Tensor] = []
-
-    def note(tokens: Tensor) -> Tensor:
-        entered.append(tokens)
-        return tokens
-
-    how = Run.from_pixels().narrowed(narrowing(trace, fold=False))  # checked without the rules
-    how = how.entering(note) if has_blocks else how
-    with Rules(table, names_of(trace.model.module), entry) as rules:
-        record = trace.run(images, how)
-    tokens = entered[0] if entered else rules.entered
-    rules.entered = None
-    return record, (rules, tokens if carries(tokens) else None)
+    found = ruled(trace, table)
+    assert found.rules is not None
+    return found.run, (found.rules, found.first)

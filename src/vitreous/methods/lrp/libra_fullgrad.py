@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from vitreous.methods.common import Baseline, less_baseline, sum_layers
+from vitreous.methods.libra import LIBRA
+from vitreous.methods.lrp.contributions import bias_map, contributions
+from vitreous.registry import method
+from vitreous.trace.ruled import Pair, entering_blocks, ruled, token_grads
+from vitreous.trace.target import Target
+from vitreous.trace.trace import Trace
+from vitreous.types import Map
+
+
+def without_bias(options: Mapping[str, Any]) -> bool:
+    return not options["bias"]
+
+
+@method(
+    cite="mehri2025libragrad",
+    targeted=True,
+    signed=True,
+    tokens=True,
+    joins=True,
+    several=without_bias,
+    replays=without_bias,
+)
+def libra_fullgrad(
+    trace: Trace,
+    target: Target,
+    *,
+    bias: Annotated[bool, Field(description="also what the biases of each token contribute, image by image")] = False,
+    baseline: Baseline = "zero",
+) -> Map:
+    """Tokens × gradient at every block, with the Libra gradient, summed over the blocks (FullGrad+); use it for faithful
+    evidence for and against a class.
+
+    Σ_l Σ_c h_l ⊙ ∂y/∂h_l, h_l the tokens that enter block l; with `bias` + Σ_b b ⊙ ∂y/∂b, each bias once
+    """
+    if bias:
+        return with_biases(trace, target, baseline)
+    found = ruled(trace, LIBRA)
+    return summed(trace, token_grads(trace, found, target, entering_blocks(trace, found)), baseline)
+
+
+def summed(trace: Trace, pairs: list[Pair], baseline: Baseline) -> Map:
+    """Σ_l Σ_c h_l ⊙ ∂y/∂h_l on the patch grid."""
+    products = [less_baseline(trace, tokens, baseline) * grad for tokens, grad in pairs]
+    return sum_layers(trace, [trace.to_patches(product).sum(-1) for product in products])
+
+
+def with_biases(trace: Trace, target: Target, baseline: Baseline) -> Map:
+    fixed, maps = target if len(trace) == 1 else target.fix(trace.output), []
+    for index in range(len(trace)):
+        own = trace if len(trace) == 1 else Trace(trace.model, trace.images[index : index + 1])
+        parts = contributions(own, fixed if len(trace) == 1 else fixed.of_image(index))
+        maps.append(summed(own, parts.pairs, baseline) + bias_map(own, parts.added))
+    return torch.cat(maps)
