@@ -88,16 +88,19 @@ def explain_all(
         raise OptionError(f"name the method that takes {', '.join(options)}: explain(model, images, method, …)")
     declared, values = (None, {}) if method is None else find_method(method, options)
 
+    instead: dict[str, None] = {}  # what to say if the first default is not supported
+
     def attributed(trace: engine.Trace, asked: list[Any], views: Views | None = None) -> list[Attribution]:
         if declared is not None:
             return attribute_all(trace, declared, asked, values, views)
-        made, instead = attribute_by_default(trace, asked, views)
-        if instead is not None:
-            warnings.warn(instead, MethodWarning, stacklevel=5)
+        made, said = attribute_by_default(trace, asked, views)
+        instead.update({said: None} if said else {})
         return made
 
     if isinstance(images, engine.Trace):
-        return attributed(of_model(images, model), targets)
+        made = attributed(of_model(images, model), targets)
+        warn_of(instead)
+        return made
     wrapped = as_model(model)
     listed = as_images(images, wrapped.channels)
     targets = [each_of(target) for target in targets]
@@ -113,7 +116,13 @@ def explain_all(
     size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed)
     about = "images" if declared is None else f"{declared.name}, images"
     parts = in_batches(run, len(listed), min(size, len(listed)), about)
+    warn_of(instead)
     return [join(list(of_target)) for of_target in zip(*parts)]
+
+
+def warn_of(instead: Iterable[str]) -> None:
+    for said in instead:
+        warnings.warn(said, MethodWarning, stacklevel=4)  # where the user calls explain
 
 
 def attribute_by_default(

@@ -12,7 +12,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="achtibat2024attnlrp", targeted=True, signed=True, several=True, replays=True, quick=True)
+@method(cite="achtibat2024attnlrp", targeted=True, signed=True, several=True, replays=True, quick=True, default=2)
 def attn_lrp(
     trace: Trace,
     target: Target,
