@@ -61,7 +61,7 @@ def sum_layers(trace: Trace, maps: list[Map]) -> Map:
     grids = sorted({(map.shape[1], map.shape[2]) for map in maps}, reverse=True)
     if len(grids) > 1:
         told = " and ".join(f"{rows}×{columns}" for rows, columns in grids)
-        said = f"{trace.model.name} merges its tokens on the way ({told}), so its layers cannot be summed patch by patch"
+        said = f"{trace.model.name} merges its tokens on the way ({told}), so layers cannot be summed patch by patch"
         raise Unsupported(f"{said}. Try attn_lrp, cp_lrp or gradcam.")
     return torch.stack(maps).sum(0)
 

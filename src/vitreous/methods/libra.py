@@ -1,6 +1,6 @@
 """The Libra gradient as an option: autograd with attention weights, the σ of norms and gates held constant.
 
-These are the rules of CP-LRP in gradient form, so that h·∂y/∂h is conserved from layer to layer but for biases.
+Under it Σ h·∂y/∂h, with the contributions of biases, is the same for the tokens h of every layer: the score.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pydantic import Field
 
 from vitreous.capture.attention_backward import Visitor
 from vitreous.trace.ruled import follow_ruled, ruled
-from vitreous.trace.rules.gradient import CP_LRP
+from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.rules.mode import Table
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
-LIBRA = CP_LRP
 GradientRules = Annotated[
     Literal["plain", "libra"],
     Field(description="the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant"),

@@ -37,8 +37,8 @@ class Ruled:
 
     `entering`, `leaving`: the tokens before and behind each block; empty if these are not modules that feed one
     another. `first`: the tokens that enter the first block, or the first layer if there are no blocks. `narrowed`: the
-    last block ran only for the tokens that are read, so that what leaves it is incomplete. `constants`: what was added to
-    the signal from the first block on, if it was asked for.
+    last block ran only for the tokens that are read, so that what leaves it is incomplete. `constants`: what was added
+    to the signal from the first block on, if it was asked for.
     """
 
     run: Finished

@@ -23,7 +23,7 @@ At = Annotated[
     Literal["block", "norm"],
     Field(description="the tokens that enter the block (weights over all of them), or its attention (over patches)"),
 ]
-Layers = Annotated[Literal["one", "all"], Field(description="this layer, or the sum over all layers; all: at=block only")]
+Layers = Annotated[Literal["one", "all"], Field(description="this layer, or the sum over all (at=block only)")]
 Weigh = Callable[[Tensor, Tensor], Tensor]  # tokens and their gradients, [B … D], to one weight per channel, [B D]
 
 

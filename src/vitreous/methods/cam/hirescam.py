@@ -53,7 +53,7 @@ def refuse_zero(trace: Trace, found: Map, size: Map) -> None:
     largest, beside = found.flatten(1).abs().amax(1), size.flatten(1).amax(1)
     if (largest <= ZERO.get(trace.model.dtype, 1e-2) * beside).any():
         raise Unsupported(
-            f"hirescam with rules=plain is zero in {trace.model.name}: the patches of this layer are read through a norm "
-            "only, which does not change if its input is scaled, so that tokens and gradients are orthogonal. "
+            f"hirescam with rules=plain is zero in {trace.model.name}: the patches of this layer are read through a "
+            "norm only, which does not change if its input is scaled, so that tokens and gradients are orthogonal. "
             "Use rules=libra, or at=norm."
         )

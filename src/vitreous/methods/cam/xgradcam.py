@@ -24,8 +24,8 @@ def xgradcam(
     rules: GradientRules = "plain",
     baseline: Baseline = "zero",
 ) -> Map:
-    """The tokens of a layer, each channel weighted by its gradient where it is active; a signed map for a class, best with
-    rules=libra and layers=all.
+    """The tokens of a layer, each channel weighted by its gradient where it is active; a signed map for a class, to be
+    used with rules=libra and layers=all.
 
     Σ_k w_k·T_k, w_k = Σ_j a_jk·∂y/∂T_jk / Σ_j a_jk over tokens j; a = |T| (at=block) or T (at=norm)
     """

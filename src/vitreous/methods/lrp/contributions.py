@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitreous.capture.attention import sum_of, widen
 from vitreous.errors import Unsupported
-from vitreous.methods.libra import LIBRA
 from vitreous.trace.batched_targets import beginning
 from vitreous.trace.ruled import Pair, entering_blocks, ruled, token_grads
 from vitreous.trace.rules.constants import Added
+from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 
 from vitreous.methods.common import Baseline, less_baseline, sum_layers
-from vitreous.methods.libra import LIBRA
 from vitreous.methods.lrp.contributions import bias_map, contributions
 from vitreous.registry import method
 from vitreous.trace.ruled import Pair, entering_blocks, ruled, token_grads
+from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
@@ -36,8 +36,8 @@ def libra_fullgrad(
     bias: Annotated[bool, Field(description="also what the biases of each token contribute, image by image")] = False,
     baseline: Baseline = "zero",
 ) -> Map:
-    """Tokens × gradient at every block, with the Libra gradient, summed over the blocks (FullGrad+); use it for faithful
-    evidence for and against a class.
+    """Tokens × gradient at every block, with the Libra gradient, summed over the blocks (FullGrad+); use it for
+    faithful evidence for and against a class.
 
     Σ_l Σ_c h_l ⊙ ∂y/∂h_l, h_l the tokens that enter block l; with `bias` + Σ_b b ⊙ ∂y/∂b, each bias once
     """

@@ -75,14 +75,14 @@ def added(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return (lambda: widen(bias).view(shape) if bias.ndim == 1 else widen(bias)), axis
     if name == "batch_norm":
         return without_signal(func, args, kwargs), 1
-    if name in AFFINE and not all(map(carries, tensors_in((*args, *kwargs.values())))) or has_number(name, args):
+    if name in AFFINE and has_constant(args):
         return without_signal(func, args, kwargs), -1
     return None, -1
 
 
-def has_number(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a number is added."""
-    return name in ("add", "sub", "rsub") and any(isinstance(arg, int | float) for arg in args)
+def has_constant(args: tuple[Any, ...]) -> bool:
+    """Whether some of the arguments are no signal: a number, or a tensor."""
+    return any(isinstance(arg, int | float) for arg in args) or not all(map(carries, tensors_in(args)))
 
 
 def without_signal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Make:
