@@ -39,8 +39,9 @@ def parse_members(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
+        declared = METHODS[name.strip()]
         try:
-            found[METHODS[name.strip()].name] = float(weight or 1)
+            found[declared.name] = float(weight or 1)
         except ValueError:
             raise OptionError(f"ensemble.members: {part.strip()!r} is not a method and its weight, as gae:2") from None
     if len(found) < 2 or min(found.values()) <= 0 or ensemble.__name__ in found:

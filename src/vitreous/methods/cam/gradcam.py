@@ -11,7 +11,16 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="selvaraju2017grad", targeted=True, signed=True, tokens=True, several=True, replays=True, quick=True)
+@method(
+    cite="selvaraju2017grad",
+    targeted=True,
+    signed=True,
+    tokens=True,
+    several=True,
+    replays=True,
+    quick=True,
+    default=3,
+)
 def gradcam(
     trace: Trace,
     target: Target,
