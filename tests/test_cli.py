@@ -180,7 +180,7 @@ def test_all_means_all() -> None:
 
 def test_json_is_for_programs(run: Run, quick: Model, tmp_path: Path) -> None:
     paths = [photo(tmp_path / f"{i}.png", i) for i in range(2)]
-    result = run("explain", *paths, "--json", "--out", "out")
+    result = run("explain", *paths, "-x", "attention,rollout", "--json", "--out", "out")
     told = json.loads(result.out)
     assert result.err == ""
     assert told["model"] == "small"
@@ -496,7 +496,8 @@ def test_dashes_may_be_typed_for_underscores(run: Run, quick: Model, tmp_path: P
         (["-s", "rolout.discard=0.9"], "unknown method 'rolout'; did you mean rollout"),
         (["-s", "discard=0.9"], "--set discard=0.9: write method.option=value"),
         (["-s", "rollout.discard"], "--set rollout.discard: write method.option=value"),
-        (["-s", "centre.width=1"], "--set centre.…: centre is not among the chosen methods"),
+        (["-x", "rollout", "-s", "centre.width=1"], "--set centre.…: centre is not among the chosen methods"),
+        (["-s", "centre.width=1"], "--set centre.…: centre is not chosen: add --method centre"),
         (["-x", "rollout,attenton"], "unknown method 'attenton'; did you mean attention"),
         (["-x", " , "], "--method: name at least one"),
         (["--img-size", "big"], "--img-size big: write one number or height×width"),
@@ -520,7 +521,8 @@ def test_bad_options(run: Run, tmp_path: Path, words: list[str], said: str) -> N
     ],
 )
 def test_out_of_range(run: Run, quick: Model, tmp_path: Path, setting: str, said: str) -> None:
-    assert said in run("explain", photo(tmp_path / "a.png"), "-s", setting).error
+    method = setting.partition(".")[0]
+    assert said in run("explain", photo(tmp_path / "a.png"), "-x", method, "-s", setting).error
 
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -586,7 +588,7 @@ def test_a_model_without_classes(
     monkeypatch.setattr(arguments, "load_model", lambda *_: clip)
     told = json.loads(run("explain", photo(tmp_path / "a.png"), "--json").out)
     assert told["images"][0]["top"] == []
-    assert set(told["images"][0]["range"]) == {"attention", "rollout"}
+    assert set(told["images"][0]["range"]) == {"attention"}
     result = run("explain", "a.png")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines()[0].strip() == "vitreous-out/a.png"

@@ -23,7 +23,6 @@ WORD = "the word, not the method"
 
 ALLOWED = {  # file, names: why they are there
     "_support/statistics.py": {REFERENCE: ["random"]},
-    "api.py": {DEFAULT: ["rollout"]},
     "cli/advise.py": {REFERENCE: ["random"]},
     "cli/cass.py": {PART: ["cass_attention"], WORD: ["rise"]},
     "cli/health.py": {"one map that every device can make": ["cdam"]},
@@ -58,7 +57,6 @@ ALLOWED = {  # file, names: why they are there
     "web/static/attention.js": {PART: ["attention", "rollout"]},
     "web/static/concepts.js": {DEFAULT: ["cdam"]},
     "web/static/draw.js": {WORD: ["centre"]},
-    "web/static/state.js": {DEFAULT: ["rollout", "cdam", "attn_lrp"]},
 }
 
 
