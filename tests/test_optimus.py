@@ -11,10 +11,10 @@ from torch import Tensor
 
 import vitreous
 from vitreous.errors import EmptyMap, OptionError, Unsupported
-from vitreous.methods.arbitration.optimus import candidates
+from vitreous.methods.arbitration.optimus import candidates, quick_maps
 from vitreous.trace.target import Class
 
-FAST = {"single_heads": False, "controls": 4}
+FAST = {"single_heads": False, "methods": False, "controls": 4}
 
 
 def slow_candidates(name: str, index: int) -> dict[str, Tensor]:
@@ -70,6 +70,10 @@ def test_the_best_by_the_metric_is_returned_with_its_scoreboard() -> None:
     trace = vitreous.Trace(model, images)
     with torch.no_grad():
         names, maps = candidates(trace, Class(1), single_heads=True)
+        others = quick_maps(trace, Class(1))
+    assert {"centred_lrp", "centred_lrp table=cp", "libra_fullgrad", "attn_lrp", "gae"} <= set(others)
+    assert not {"token_ablation", "gradient", "optimus", "random"} & set(others), "quick, for a class, one value a patch"
+    names, maps = [*names, *others], torch.cat([maps, *(one[:, None].to(maps) for one in others.values())], 1)
     for i in range(2):
         board = found.notes["scoreboard"][i]
         assert {entry["map"] for entry in board} == set(names)

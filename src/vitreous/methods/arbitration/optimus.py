@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any
@@ -12,12 +13,13 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
 from vitreous.capture.attention_backward import Shown
-from vitreous.errors import OptionError
+from vitreous.errors import OptionError, TargetError, Unsupported
 from vitreous.metrics.case import Case, measure
-from vitreous.registry import METRICS, Metric, Noted, method
+from vitreous.registry import METHODS, METRICS, Metric, Noted, method
+from vitreous.trace.apply import refuse
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Scores
+from vitreous.types import Map, Scores
 
 CHANCE = 0.05  # how often the best of as many random maps may count as better than random
 Fused = Float[Tensor, "B K N M"]  # K ways to fuse the heads
@@ -29,7 +31,7 @@ Fused = Float[Tensor, "B K N M"]  # K ways to fuse the heads
     attention=True,
     alone=True,
     costly=True,
-    cheap={"single_heads": False, "controls": 3},
+    cheap={"single_heads": False, "methods": False, "controls": 3},
 )
 def optimus(
     trace: Trace,
@@ -39,17 +41,24 @@ def optimus(
         str, Field(description="the faithfulness metric that decides, see: vitreous metrics")
     ] = "token_deletion",
     single_heads: Annotated[bool, Field(description="try each head alone as well")] = True,
+    methods: Annotated[
+        bool, Field(description="try the maps of all methods that cost a few forward passes as well")
+    ] = True,
     controls: Annotated[int, Field(ge=3, description="random maps that are scored beside")] = 16,
     seed: Annotated[int, Field(ge=0, description="of the random maps")] = 0,
 ) -> Noted:
-    """The most faithful of all maps that this model's attention can give, chosen for each image by a metric; the best
-    attention map, at a high cost.
+    """The most faithful of many maps, chosen for each image by a metric: of all that this model's attention can give,
+    and of the quick methods; the best map by that metric, at a high cost.
 
     argmax faithfulness over heads {mean, (∇A ⊙ A)⁺, each} × layers {each, mean, product} × rows {ρᵀA, column mean, max}
+    and over every quick method for a class, with its defaults and the options that advise tries
     """
     judge = find_judge(metric)
     fixed = target.fix(trace.output)
     names, made = candidates(trace, fixed, single_heads)  # [B C h w]
+    if methods:
+        others = quick_maps(trace, fixed)
+        names, made = [*names, *others], torch.cat([made, *(one[:, None].to(made) for one in others.values())], 1)
     streams = trace.generators(seed)
     chance = torch.stack([torch.rand(controls, *trace.layout.grid, generator=stream) for stream in streams])
     found = [choose(trace, i, fixed, judge, names, made[i], chance[i].to(made)) for i in range(len(trace))]
@@ -99,6 +108,22 @@ def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[s
     names = [f"{h}, {n}, {row}" for h in heads for n in layers for row in ("read-out row", "column mean", "column max")]
     rows = torch.cat([weighted.result(), plain.result()], 1).flatten(1, 3)  # [B C N]
     return names, trace.map(rows.flatten(0, 1)).reshape(len(trace), -1, *trace.layout.grid)
+
+
+def quick_maps(trace: Trace, target: Target) -> dict[str, Map]:
+    """The maps of every quick method that gives one value per patch, by name and options."""
+    found = {}
+    for declared in METHODS.values():
+        if not declared.targeted or declared.costly or declared.alone:
+            continue
+        for one in (declared.configured(), *(declared.configured(**options) for options in declared.tried)):
+            with suppress(Unsupported, TargetError):
+                refuse(trace, declared)
+                made = declared.run(trace, target, **one.values)
+                values: Map = made.map if isinstance(made, Noted) else made
+                if values.shape[1:] == trace.layout.grid:
+                    found[one.label] = values.detach()
+    return found
 
 
 class Readings:
