@@ -31,6 +31,7 @@ class Entry:
     flow: bool = True  # can attention be followed from token to token?
     blocks: bool = True  # are its layers modules of their own?
     channels: int = 3
+    merges: bool = False  # are patches merged between its layers?
 
 
 def timm(name: str, **options: Any) -> Callable[[], Any]:
@@ -187,10 +188,10 @@ ZOO: dict[str, Entry] = {
     "timm SigLIP": Entry(timm("vit_base_patch16_siglip_224"), **SQUARE, prefix=0, readout="pool"),
     "timm Swin": Entry(
         timm("swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 2), depth=None),
-        (56, 56), (14, 14), 0, (), flow=False,
+        (56, 56), (14, 14), 0, (), flow=False, merges=True,
     ),
-    "timm CaiT": Entry(timm("cait_xxs24_224", depth=2), **SQUARE, prefix=0, readout=(), flow=False),
-    "timm ConViT": Entry(timm("convit_tiny", depth=4), **SQUARE, prefix=0, readout=(), flow=False),
+    "timm CaiT": Entry(timm("cait_xxs24_224", depth=2), **SQUARE, prefix=0, readout=(), flow=False, blocks=False),
+    "timm ConViT": Entry(timm("convit_tiny", depth=4), **SQUARE, prefix=0, readout=(), flow=False, blocks=False),
     "timm XCiT": Entry(timm("xcit_nano_12_p16_224", embed_dim=48, depth=2), **SQUARE, prefix=0, readout=(), flow=False),
     "torchvision ViT": Entry(torchvision, **SQUARE, prefix=1, readout=CLS),
     "open_clip ViT-B-32": Entry(open_clip, (128, 128), (4, 4), prefix=1, readout=CLS),

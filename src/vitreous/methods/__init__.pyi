@@ -106,6 +106,20 @@ def value_zeroing(
     layer: one layer's own row, from 0, or from the end by -1, -2, …; none: all layers
     """
 
+def attcat(
+    *,
+    rules: Literal["plain", "libra"] = "plain",
+    tokens: Literal["entering", "leaving"] = "entering",
+    baseline: Literal["zero", "mean"] = "zero",
+) -> ConfiguredMethod:
+    """Tokens × gradient at every block, each token weighted by the attention it receives (attentive class activation
+    tokens); use it for evidence for and against a class.
+
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
+    tokens: the tokens of a layer: those that enter its block (AttCAT) or leave it (LibraGrad)
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
+    """
+
 def cdam(
     *,
     variant: Literal["vanilla", "smooth", "integrated"] = "vanilla",
@@ -129,32 +143,38 @@ def cdam(
 def gae(
     *,
     start_layer: int = 0,
+    rules: Literal["plain", "libra"] = "plain",
 ) -> ConfiguredMethod:
     """Attention that raises the score, followed through all layers (generic attention explainability); a good first map
     for a class.
 
     start_layer: first layer of the product
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
     """
 
 def grad_rollout(
     *,
     discard: float = 0.0,
     start_layer: int = 0,
+    rules: Literal["plain", "libra"] = "plain",
 ) -> ConfiguredMethod:
     """Rollout over attention weighted by its gradient; use it for a rollout that depends on the class.
 
     discard: share of each layer's smallest entries that is set to zero
     start_layer: first layer of the product
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
     """
 
 def legrad(
     *,
     pool: Literal["mean", "readout"] = "mean",
+    rules: Literal["plain", "libra"] = "plain",
 ) -> ConfiguredMethod:
     """The patches to which more attention would raise the score, averaged over all layers; use it to outline the object
     of a class or a text.
 
     pool: the tokens of a layer that its score reads: all, or the read-out
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
     """
 
 def transformer_attribution(
@@ -172,11 +192,55 @@ def transformer_attribution(
 def gradcam(
     *,
     layer: int = -1,
+    at: Literal["block", "norm"] = "norm",
+    layers: Literal["one", "all"] = "one",
+    rules: Literal["plain", "libra"] = "plain",
+    baseline: Literal["zero", "mean"] = "zero",
 ) -> ConfiguredMethod:
     """The tokens that enter an attention layer, each channel weighted by its mean gradient; a quick, signed map for a
     class, also on Swin and its kind.
 
     layer: layer from 0, or from the end by -1, -2, …
+    at: the tokens that enter the block (weights over all of them), or its attention (over patches)
+    layers: this layer, or the sum over all (at=block only)
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
+    """
+
+def hirescam(
+    *,
+    layer: int = -1,
+    at: Literal["block", "norm"] = "block",
+    layers: Literal["one", "all"] = "one",
+    rules: Literal["plain", "libra"] = "libra",
+    baseline: Literal["zero", "mean"] = "zero",
+) -> ConfiguredMethod:
+    """Tokens × gradient of one layer, without averaging the gradient; a signed map for a class in which every patch has
+    its own weights.
+
+    layer: layer from 0, or from the end by -1, -2, …
+    at: the tokens that enter the block (weights over all of them), or its attention (over patches)
+    layers: this layer, or the sum over all (at=block only)
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
+    """
+
+def xgradcam(
+    *,
+    layer: int = -1,
+    at: Literal["block", "norm"] = "block",
+    layers: Literal["one", "all"] = "one",
+    rules: Literal["plain", "libra"] = "plain",
+    baseline: Literal["zero", "mean"] = "zero",
+) -> ConfiguredMethod:
+    """The tokens of a layer, each channel weighted by its gradient where it is active; a signed map for a class, to be
+    used with rules=libra and layers=all.
+
+    layer: layer from 0, or from the end by -1, -2, …
+    at: the tokens that enter the block (weights over all of them), or its attention (over patches)
+    layers: this layer, or the sum over all (at=block only)
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
     """
 
 def centre(
@@ -207,9 +271,17 @@ def gradient(
     reduce: how the colour channels become one: only sum keeps the sign
     """
 
-def input_x_gradient() -> ConfiguredMethod:
+def input_x_gradient(
+    *,
+    wrt: Literal["image", "tokens"] = "image",
+    rules: Literal["plain", "libra"] = "plain",
+) -> ConfiguredMethod:
     """Each (normalised) pixel times its gradient, a first estimate of what it adds to the score; quick and signed, for
-    any network."""
+    any network.
+
+    wrt: the pixels, or the patches at the first block
+    rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
+    """
 
 def integrated_gradients(
     *,
@@ -260,6 +332,18 @@ def cp_lrp(
     for and against a class.
 
     wrt: relevance of the patches at the first block, or of the pixels
+    """
+
+def libra_fullgrad(
+    *,
+    bias: bool = False,
+    baseline: Literal["zero", "mean"] = "zero",
+) -> ConfiguredMethod:
+    """Tokens × gradient at every block, with the Libra gradient, summed over the blocks (FullGrad+); use it for
+    faithful evidence for and against a class.
+
+    bias: also what the biases of each token contribute, image by image
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
     """
 
 def occlusion(

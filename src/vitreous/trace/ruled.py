@@ -168,7 +168,7 @@ def entering_blocks(trace: Trace, found: Ruled) -> tuple[Tensor, ...]:
     if found.entering:
         return found.entering
     said = f"{trace.model.name} does not pass its tokens from block to block, each a module of its own"
-    raise Unsupported(f"{said}, which this method needs. Try attn_lrp, cp_lrp or gae.")
+    raise Unsupported(f"{said}, which this method needs. Try attn_lrp or cp_lrp.")
 
 
 def follow_ruled(trace: Trace, found: Ruled, target: Target, visit: Visitor) -> None:

@@ -14,7 +14,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
-ZERO = {torch.float32: 1e-5, torch.float64: 1e-5}  # of |T|·|∂y/∂T|; half precision: 1e-2
+ZERO = {torch.float32: 1e-4, torch.float64: 1e-4}  # of |T|·|∂y/∂T|; half precision: 1e-2
 
 
 def is_libra(options: Mapping[str, Any]) -> bool:

@@ -69,21 +69,20 @@ def bias_map(trace: Trace, added: list[Added]) -> Map:
 
 
 def placed(trace: Trace, values: Tensor) -> Map:
-    """Values of the tokens of one image, [N], [n], [H N], [N H], [h w] or one number, on the patch grid."""
+    """Values of the tokens of one image, [N], [H N], [N H], [h w] or one number, on the patch grid."""
     layout, row = trace.layout, values.squeeze()
-    read = layout.read_tokens or []
-    if row.ndim == 2 and tuple(row.shape) != layout.grid:  # also by head
-        row = row.sum(0) if layout.to_grid(row[:1, :, None]) is not None else row.sum(1)
-    found = layout.to_grid(row.reshape(1, -1, 1))
-    if row.numel() == 1:
-        return trace.map(trace.readout * row)
     if tuple(row.shape) == layout.grid:
         return row[None]
+    if row.ndim == 2:  # by head
+        row = row.sum(0) if layout.to_grid(row[:1, :, None]) is not None else row.sum(1)
+    found = layout.to_grid(row.reshape(1, -1, 1))
     if found is not None:
         return found[..., 0]
-    if row.numel() == len(read):  # the last block ran for these tokens only
+    if row.numel() == 1 and layout.readout:
+        return trace.map(trace.readout * row)
+    if row.numel() == len(layout.read_tokens or ()):  # the last block ran for these tokens only
         whole = row.new_zeros(1, layout.tokens)
-        whole[0, read] = row.flatten()
+        whole[0, list(layout.readout)] = row.flatten()
         return trace.map(whole)
     told = "×".join(map(str, values.shape))
     raise Unsupported(f"{trace.model.name} has biases ({told}) that cannot be matched with its tokens. Try bias=False.")
