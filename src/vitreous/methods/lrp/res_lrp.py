@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from vitreous.errors import Unsupported
 from vitreous.methods.lrp.propagate import relevance_map, run_under
 from vitreous.methods.lrp.shifts import Shifts, Wrt, averaged
 from vitreous.registry import Noted, method
@@ -15,7 +16,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="berend2026reslrp", targeted=True, signed=True, quick=True)
+@method(cite="berend2026reslrp", targeted=True, signed=True)
 def res_lrp(
     trace: Trace,
     target: Target,
@@ -43,6 +44,9 @@ def res_lrp(
         _, (ran, _) = own.kept(rules.name, partial(run_under, own, rules))
         rule = ran.table.rules["add"]
         assert isinstance(rule, ResidualSum)
+        if not rule.sums:
+            said = "no residual addition x + f(x) of two tensors is visible"
+            raise Unsupported(f"{own.model.name}: {said}, which this method needs; use attn_lrp or cp_lrp")
         rule.forget()
         made = relevance_map(own, aim, ran.table, wrt)
         notes.append(rule.amplification(own.images.device))

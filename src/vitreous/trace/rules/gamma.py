@@ -45,26 +45,28 @@ def enlarged(gamma: float) -> Rule:
     def rule(func: Function, input: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
         if gamma == 0 or carries(weight) or not carries(input):
             return uniform(func, input, weight, bias, *args, **kwargs)
-        x = Steady.apply(input)
+        x, size = Sized.apply(input)
         y = func(x, weight, bias, *args, **kwargs)
-        sizes = x * x.detach().sign(), weight.abs(), None if bias is None else bias.abs()
-        return Gamma.apply(y, func(*sizes, *args, **kwargs), gamma)
+        t = func(size, weight.abs(), None if bias is None else bias.abs(), *args, **kwargs)
+        return Gamma.apply(y, t, gamma)
 
     return rule
 
 
-class Steady(torch.autograd.Function):
-    """x, whose gradient is R/x with a stabiliser; an input of zero has no relevance."""
+class Sized(torch.autograd.Function):
+    """x and |x|, whose gradient is R/x with a stabiliser; an input of zero has no relevance."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        size = widen(x).abs()
-        ctx.save_for_backward((size / (size + LEAST)).to(x.dtype))
-        return x.detach()
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        wide = widen(x)
+        size = wide.abs()
+        ctx.save_for_backward((wide / (size + LEAST)).to(x.dtype))
+        return x.detach(), size.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * ctx.saved_tensors[0]  # type: ignore[no-any-return]
+        (sign,) = ctx.saved_tensors
+        return grads[0] * sign.abs() + grads[1] * sign  # type: ignore[no-any-return]
 
 
 class Gamma(torch.autograd.Function):
@@ -74,10 +76,11 @@ class Gamma(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, t: Tensor, gamma: float) -> Tensor:
         wide = widen(y)
         ctx.half = gamma / 2
-        ctx.save_for_backward((wide / ((1 + ctx.half) * wide.abs() + ctx.half * widen(t) + TINY)).to(y.dtype))
+        z = wide.abs().mul_(1 + ctx.half).add_(widen(t), alpha=ctx.half).add_(TINY)
+        ctx.save_for_backward((wide / z).to(y.dtype))
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (signed,) = ctx.saved_tensors  # y/|z|
-        return grads[0] * signed.abs() * (1 + ctx.half), grads[0] * signed * ctx.half, None
+        return (grads[0] * signed.abs()).mul_(1 + ctx.half), (grads[0] * signed).mul_(ctx.half), None

@@ -47,8 +47,9 @@ class ResidualSum:
         """Drop what earlier backward passes noted."""
         self.sums = [None] * len(self.sums)
 
-    def note(self, index: int, parts: tuple[Tensor, Tensor], whole: Tensor) -> None:
-        sums = self.by_image(parts[0].abs() + parts[1].abs()), self.by_image(whole.abs())
+    def note(self, index: int, parts: tuple[Tensor, Tensor]) -> None:
+        """Note the relevance of the operands, of which the sum is that of their sum."""
+        sums = self.by_image(parts[0].abs() + parts[1].abs()), self.by_image((parts[0] + parts[1]).abs())
         self.sums[index] = torch.stack(sums)
 
     def by_image(self, t: Tensor) -> Float[Tensor, "B"]:
@@ -79,7 +80,7 @@ class Residual(torch.autograd.Function):
         kept = ctx.saved_tensors
         g, (a, b) = widen(grads[0]), map(widen, kept)
         slopes = [g * share for share in shares(a, b, ctx.rule.gamma)]
-        ctx.rule.note(ctx.index, (slopes[0] * a, slopes[1] * b), g * (a + b))
+        ctx.rule.note(ctx.index, (slopes[0] * a, slopes[1] * b))
         return slopes[0].to(kept[0].dtype), (slopes[1] * ctx.alpha).to(kept[1].dtype), None, None, None, None
 
 
@@ -87,7 +88,7 @@ def shares(a: Tensor, b: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """y·w_a/(w_a·a + w_b·b) and y·w_b/(w_a·a + w_b·b); none is greater than one."""
     y = a + b
     sign = y.sign()
-    weights = [1 + gamma * (part.sign() == sign) for part in (a, b)]
-    whole = weights[0] * a + weights[1] * b
-    ratio, zero = y / whole, whole == 0
-    return (weights[0] * ratio).masked_fill_(zero, 1), (weights[1] * ratio).masked_fill_(zero, 1)
+    weights = [(part.sign() == sign).to(y.dtype).mul_(gamma).add_(1) for part in (a, b)]
+    whole = (weights[0] * a).addcmul_(weights[1], b)
+    ratio, zero = y.div_(whole), whole == 0
+    return weights[0].mul_(ratio).masked_fill_(zero, 1), weights[1].mul_(ratio).masked_fill_(zero, 1)
