@@ -60,6 +60,9 @@ REFERENCES: dict[str, Reference] = {
         "ICLR",
         arxiv("1711.06104"),
     ),
+    "berend2026reslrp": Reference(
+        "Berend et al.", 2026, "ResLRP", "preprint", "https://arxiv.org/search/?query=ResLRP&searchtype=all"
+    ),
     "bhatt2020evaluating": Reference(
         "Bhatt, Weller, Moura",
         2020,

@@ -198,10 +198,23 @@ def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, n
 
 
 def told(one: Attribution) -> dict[str, Any]:
-    """The notes of a method for one image, as far as they are single words or numbers."""
+    """The notes of a method for one image, as far as they are words or numbers, or a list of numbers."""
     notes = {name: values[0] for name, values in plain(one.notes).items() if isinstance(values, list) and values}
-    kept = {name: value for name, value in notes.items() if isinstance(value, bool | int | float | str)}
-    return {name: number(value) if isinstance(value, float) else value for name, value in kept.items()}
+    return {name: finite(value) for name, value in notes.items() if is_short(value)}
+
+
+def is_short(value: Any) -> bool:
+    """Whether this is a word, a number or a list of numbers."""
+    if isinstance(value, list):
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, bool | int | float | str)
+
+
+def finite(value: Any) -> Any:
+    """The same with None in place of NaN."""
+    if isinstance(value, list):
+        return list(map(finite, value))
+    return number(value) if isinstance(value, float) else value
 
 
 def number(value: Any) -> float | None:
@@ -244,6 +257,8 @@ def show_done(summary: Summary) -> None:
 
 
 def short(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(short, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -317,21 +317,49 @@ def smoothgrad(
 def attn_lrp(
     *,
     wrt: Literal["tokens", "image"] = "tokens",
+    gamma_linear: float = 0.0,
+    gamma_patch: float = 0.0,
+    shifts: int = 1,
 ) -> ConfiguredMethod:
     """Relevance propagated through all layers, attention included, back to the patches or pixels; use it to see
     evidence for and against a class.
 
     wrt: relevance of the patches at the first block, or of the pixels
+    gamma_linear: γ of linear layers: how much more what raises the size of an output counts; 0: not
+    gamma_patch: the same for the patch embedding and other convolutions
+    shifts: with wrt=image: average over so many shifts of the image within one patch
     """
 
 def cp_lrp(
     *,
     wrt: Literal["tokens", "image"] = "tokens",
+    gamma_linear: float = 0.0,
+    gamma_patch: float = 0.0,
+    shifts: int = 1,
 ) -> ConfiguredMethod:
     """Relevance propagated through the values only, with attention held constant; use it beside attn_lrp, for evidence
     for and against a class.
 
     wrt: relevance of the patches at the first block, or of the pixels
+    gamma_linear: γ of linear layers: how much more what raises the size of an output counts; 0: not
+    gamma_patch: the same for the patch embedding and other convolutions
+    shifts: with wrt=image: average over so many shifts of the image within one patch
+    """
+
+def res_lrp(
+    *,
+    gamma: float = 1.0,
+    table: Literal["attn", "cp"] = "attn",
+    wrt: Literal["tokens", "image"] = "tokens",
+    shifts: int = 1,
+) -> ConfiguredMethod:
+    """Relevance propagated through all layers, kept from growing at every residual addition; use it for evidence for
+    and against a class in deep or windowed models.
+
+    gamma: how much more the operand with the sign of the sum counts; 0: no difference
+    table: the rules of all other layers: those of attn_lrp or of cp_lrp
+    wrt: relevance of the patches at the first block, or of the pixels
+    shifts: with wrt=image: average over so many shifts of the image within one patch
     """
 
 def libra_fullgrad(

@@ -11,13 +11,10 @@ from torch import Tensor
 from vitreous.capture.attention import widen
 from vitreous.errors import Unsupported
 from vitreous.trace.ruled import Ruled, grads_under, ruled
-from vitreous.trace.rules.mode import Rules, Table
-from vitreous.trace.run import Finished
+from vitreous.trace.rules.mode import Table
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
-
-Seen = tuple[Rules, Tensor | None]  # the rules of a run, and the tokens that entered its first block
 
 
 def relevance_map(trace: Trace, target: Target, table: Table | None, wrt: Literal["tokens", "image"]) -> Map:
@@ -65,10 +62,3 @@ def image_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor
 def relevance_of(x: Tensor, trace: Trace, target: Target, found: Ruled) -> Tensor:
     (grad,) = grads_under(trace, found, target, [x])
     return widen(x.detach()) * widen(grad)
-
-
-def run_under(trace: Trace, table: Table) -> tuple[Finished, Seen]:
-    """A forward pass in which every function of a signal follows its rule."""
-    found = ruled(trace, table)
-    assert found.rules is not None
-    return found.run, (found.rules, found.first)

@@ -64,32 +64,35 @@ class Share(torch.autograd.Function):
 
 
 class Norm(torch.autograd.Function):
-    """y = w·(x − μ)/σ + b with constant σ (`centred`: with μ)."""
+    """y = w·(x − μ)/σ + b with constant σ (`centred`: with μ). Only 1/σ is kept: the model may overwrite x in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor | None, axes: int, eps: float, centred: bool) -> Tensor:
-        ctx.axes, ctx.eps, ctx.centred = tuple(range(-axes, 0)), eps, centred
-        ctx.save_for_backward(x, weight)
+        ctx.axes, ctx.centred, ctx.dtype = tuple(range(-axes, 0)), centred, x.dtype
+        if centred:
+            inverse = torch.native_layer_norm(x, list(x.shape[-axes:]), None, None, eps)[2]
+        else:
+            inverse = (widen(x).square().mean(ctx.axes, keepdim=True) + eps).rsqrt()
+        ctx.save_for_backward(inverse, weight)
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
+        inverse, weight = ctx.saved_tensors
         if ctx.centred:
-            return centred_grad(grads[0].to(x.dtype), x, weight, ctx.axes, ctx.eps), None, None, None, None, None
-        dx = widen(grads[0]) * (widen(x).square().mean(ctx.axes, keepdim=True) + ctx.eps).rsqrt()
+            return centred_grad(grads[0].to(ctx.dtype), inverse, weight, ctx.axes), None, None, None, None, None
+        dx = widen(grads[0]) * inverse
         dx = dx if weight is None else dx * weight
-        return dx.to(x.dtype), None, None, None, None, None
+        return dx.to(ctx.dtype), None, None, None, None, None
 
 
-def centred_grad(grad: Tensor, x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float) -> Tensor:
+def centred_grad(grad: Tensor, inverse: Tensor, weight: Tensor | None, axes: tuple[int, ...]) -> Tensor:
     """(w·g − mean(w·g))/σ in one kernel: torch's gradient of a layer norm at an x that equals its mean."""
-    shape = [x.shape[axis] for axis in axes]
-    weight = None if weight is None else weight.to(x.dtype)
-    _, mean, inverse = torch.native_layer_norm(x, shape, None, None, eps)
-    zero = torch.zeros_like(x)
+    shape = [grad.shape[axis] for axis in axes]
+    weight = None if weight is None else weight.to(grad.dtype)
+    zero, mean = torch.zeros_like(grad), torch.zeros_like(inverse)
     gradient = torch.ops.aten.native_layer_norm_backward
-    found: Tensor = gradient(grad, zero, shape, torch.zeros_like(mean), inverse, weight, None, [True, False, False])[0]
+    found: Tensor = gradient(grad, zero, shape, mean, inverse, weight, None, [True, False, False])[0]
     return found
 
 
