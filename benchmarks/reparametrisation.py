@@ -1,4 +1,4 @@
-"""How much every method's map changes when the same network is written differently: the table of docs/reparametrisation.md.
+"""How much every method's map changes when the same network is written differently: the table in docs/.
 
     python benchmarks/reparametrisation.py [IMAGES …] [--weights FILE] [--images 4] [--only gae,cdam] [--single]
 

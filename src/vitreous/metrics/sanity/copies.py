@@ -23,7 +23,9 @@ def copy_of(model: Model) -> Model:
         for each in (twin, *(new for new in memo.values() if isinstance(new, Model))):  # a probe holds a model
             each._forward = rebound(each._forward, memo)
     except Exception as error:
-        raise Unsupported(f"{model.name} cannot be copied, so its weights cannot be changed ({one_line(error, 120)})") from error
+        raise Unsupported(
+            f"{model.name} cannot be copied, so its weights cannot be changed ({one_line(error, 120)})"
+        ) from error
     return twin
 
 

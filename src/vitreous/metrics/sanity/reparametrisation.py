@@ -18,6 +18,11 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Scores
 
+NEEDS = {
+    "both": "that linear layers alone read",
+    "shift": "with a shift that linear layers with biases alone read (or try kind=gain)",
+    "gain": "with a gain that linear layers alone read",
+}
 EQUAL = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest output: a difference by rounding
 
 
@@ -39,9 +44,9 @@ def reparametrisation(
     """How much a map changes when the same network is written differently; use it to find maps that explain how a
     network is written.
 
-    1 − ρ(s, s′) with Spearman's ρ (order: 0 the same, 1 unrelated, 2 reversed), or ‖s − s′‖ / ‖s‖ (values); s′ = the map
-    of a copy in which every norm T = g ⊙ x̂ + b that only linear layers W·T + a read is written with b − c and a + W·c
-    (shift), and with g ⊙ r, b ⊙ r and W·diag(1/r) (gain)
+    1 − ρ(s, s′) with Spearman's ρ (order: 0 the same, 1 unrelated, 2 reversed), or ‖s − s′‖ / ‖s‖ (values); s′ = the
+    map of a copy in which every norm T = g ⊙ x̂ + b that only linear layers W·T + a read is written with b − c and
+    a + W·c (shift), and with g ⊙ r, b ⊙ r and W·diag(1/r) (gain)
     """
     trace, model = case.trace, case.trace.model
     target = case.target.for_any_model()
@@ -61,7 +66,8 @@ def by_order(one: Map, other: Map) -> Scores:
 def by_values(one: Map, other: Map) -> Scores:
     """‖s − s′‖ / ‖s‖, image by image; NaN for a map of zeros."""
     a, b = (each.detach().double().flatten(1) for each in (one, other))
-    return ((a - b).norm(dim=1) / a.norm(dim=1)).to(one)
+    change: Tensor = (a - b).norm(dim=1) / a.norm(dim=1)
+    return change.to(one)
 
 
 def in_single(twin: Model, images: Images, case: Case, target: Target) -> Map:
@@ -76,7 +82,7 @@ def in_single(twin: Model, images: Images, case: Case, target: Target) -> Map:
 
 
 def rewrite(model: Model, images: Images, target: Target, how: Rewriting) -> list[Norm]:
-    """Write a network differently, in place, where that changes neither its output nor the score; what was rewritten."""
+    """Write norms of a network differently, in place; those with which neither the output nor the score changes."""
     norms = [norm for norm in norms_of(model, images[:1]) if how.can(norm)]
     expected = ends(model, images, target)
     old = [how.apply(model.module, norm) for norm in norms]
@@ -85,11 +91,7 @@ def rewrite(model: Model, images: Images, target: Target, how: Rewriting) -> lis
             restore(model.module, values)
         norms = [norm for norm in norms if keeps(model, images, target, how, norm, expected)]
     if not norms:
-        what = {"shift": "shift", "gain": "gain"}.get(how.kind, "shift or gain")
-        raise Unsupported(
-            f"{model.name} has no norm whose {what} can be moved: none is read by linear layers alone"
-            + ("; try kind=gain" if how.kind == "shift" else "")
-        )
+        raise Unsupported(f"reparametrisation needs a norm {NEEDS[how.kind]}; {model.name} has none")
     model.facts.forget()  # its weights have changed
     return norms
 
@@ -115,5 +117,6 @@ def ends(model: Model, images: Images, target: Target) -> list[Tensor]:
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     """Whether they differ by rounding only."""
     return all(
-        (one - other).abs().max() <= EQUAL.get(other.dtype, 1e-4) * other.abs().max() for one, other in zip(ours, theirs)
+        (one - other).abs().max() <= EQUAL.get(other.dtype, 1e-4) * other.abs().max()
+        for one, other in zip(ours, theirs)
     )

@@ -22,13 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from vitreous.capture.capture import NORMS, linear_parts
 from vitreous.models.model import Model
+from vitreous.trace.rules.mode import words
 from vitreous.types import Images
 
 TAG = "_vitreous_norm"  # attribute of a tensor: the norm whose numbers it holds
-MOVES = frozenset(  # functions that keep the numbers of a channel, or average them over tokens
+MOVES = words(  # functions that keep the numbers of a channel, or average them over tokens
     """__get__ __getitem__ chunk clone contiguous detach double dropout expand flatten float index_select mean movedim
     narrow permute reshape roll select split squeeze swapaxes t to transpose type_as unbind unflatten unsqueeze
-    view""".split()
+    view"""
 )
 SCALARS = (bool, int, float, str, torch.Size, torch.dtype, torch.device, torch.layout)
 
@@ -92,9 +93,7 @@ class Readers(TorchFunctionMode):
             self.norms.append(norm)
             setattr(out, TAG, norm)
 
-    def follow(
-        self, norm: Norm, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> None:
+    def follow(self, norm: Norm, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """What a function does with the numbers of a norm."""
         reader = self.reader(norm, func, args, kwargs)
         if reader is not None:
@@ -128,9 +127,7 @@ def norms_of(model: Model, images: Images) -> list[Norm]:
     with model.still(), seen:
         model.run(images)
     return [
-        norm
-        for norm in seen.norms
-        if norm.alone and norm.readers and all(seen.uses[name] == 1 for name in norm.names)
+        norm for norm in seen.norms if norm.alone and norm.readers and all(seen.uses[name] == 1 for name in norm.names)
     ]
 
 
