@@ -227,6 +227,7 @@ class Reads(nn.Module):
         self.norm = nn.RMSNorm(8) if how == "rms" else nn.LayerNorm(8, elementwise_affine=how != "plain")
         for parameter in self.norm.parameters():
             nn.init.normal_(parameter)
+        self.wide = nn.Linear(8 * 16, 4)
         self.one, self.two = nn.Linear(8, 8, bias=how != "no bias"), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -242,6 +243,8 @@ class Reads(nn.Module):
             return self.two(self.one(t) + self.one(x)).mean(1)
         if self.how == "computed":
             return self.two(F.linear(t, self.one.weight * 2, self.one.bias)).mean(1)
+        if self.how == "flat":
+            return self.wide(t.flatten(1))
         if self.how == "mean":
             return self.two(t.mean(1))
         if self.how == "two":
@@ -273,7 +276,7 @@ def test_readers_are_observed(how: str, names: list[Any], shifts: bool) -> None:
     assert not torch.equal(twin.module.get_parameter("norm.weight"), net.norm.weight)
 
 
-@pytest.mark.parametrize("how", ["added", "written", "twice", "computed", "plain"])
+@pytest.mark.parametrize("how", ["added", "written", "twice", "computed", "plain", "flat"])
 def test_a_norm_that_others_read_is_left_alone(how: str) -> None:
     assert readers(how) == []
     x = torch.randn(1, 3, 32, 32)

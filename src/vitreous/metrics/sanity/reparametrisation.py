@@ -65,7 +65,7 @@ def by_order(one: Map, other: Map) -> Scores:
 
 def by_values(one: Map, other: Map) -> Scores:
     """‖s − s′‖ / ‖s‖, image by image; NaN for a map of zeros."""
-    a, b = (each.detach().double().flatten(1) for each in (one, other))
+    a, b = (each.detach().cpu().double().flatten(1) for each in (one, other))
     change: Tensor = (a - b).norm(dim=1) / a.norm(dim=1)
     return change.to(one)
 

@@ -38,6 +38,7 @@ SCALARS = (bool, int, float, str, torch.Size, torch.dtype, torch.device, torch.l
 class Norm:
     """A norm with the linear layers that read it, by the names of their parameters."""
 
+    width: int  # channels
     gain: str | None
     shift: str | None
     readers: list[tuple[str, str | None]] = field(default_factory=list)  # weight [… C], bias if it is a parameter
@@ -89,7 +90,7 @@ class Readers(TorchFunctionMode):
         gain, shift = given.get("weight"), given.get("bias")
         parameters = [one for one in (gain, shift) if one is not None]
         if parameters and len(given["normalized_shape"]) == 1 and all(id(one) in self.known for one in parameters):
-            norm = Norm(self.known.get(id(gain)), self.known.get(id(shift)))
+            norm = Norm(len(parameters[0]), self.known.get(id(gain)), self.known.get(id(shift)))
             self.norms.append(norm)
             setattr(out, TAG, norm)
 
@@ -116,7 +117,8 @@ class Readers(TorchFunctionMode):
             read, weight, bias = list(args[:3]), args[5], args[6]
         else:
             return None
-        if id(weight) not in self.known or any(getattr(tensor, TAG, None) is not norm for tensor in read):
+        fits = id(weight) in self.known and weight.shape[-1] == norm.width
+        if not fits or any(getattr(tensor, TAG, None) is not norm for tensor in read):
             return None
         return self.known[id(weight)], self.known.get(id(bias))
 
@@ -147,7 +149,7 @@ class Rewriting:
         """Rewrite one norm in place; returns the parameters as they were."""
         parameters = dict(net.named_parameters())
         before = {name: parameters[name].detach().clone() for name in norm.names}
-        now = {name: value.double() for name, value in before.items()}
+        now = {name: value.cpu().double() for name, value in before.items()}
         for change in self.changes(norm, now):
             now.update(change)
         restore(net, now)
@@ -158,7 +160,7 @@ class Rewriting:
         name = norm.gain or norm.shift
         assert name is not None
         stream = torch.Generator().manual_seed(self.seed ^ zlib.crc32(name.encode()))
-        drawn = torch.randn((2, *now[name].shape), generator=stream, dtype=torch.float64).to(now[name].device)
+        drawn = torch.randn((2, *now[name].shape), generator=stream, dtype=torch.float64)
         if self.kind != "gain" and norm.shifts:
             assert norm.shift is not None
             size = 1.0 if norm.gain is None else now[norm.gain].square().mean().sqrt()
