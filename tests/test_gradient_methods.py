@@ -21,7 +21,10 @@ import vitreous
 from vitreous import Concept, Model, Trace
 from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.attention.head_similarity import pool_patches
+from vitreous.methods.attention_gradient.cdam import mean_grad
+from vitreous.methods.common import less_baseline
 from vitreous.methods.gradient.smoothgrad import smooth_gradient
+from vitreous.trace.concept import Text
 from vitreous.trace.parse_target import parse
 from vitreous.trace.run import Run
 from vitreous.trace.target import Class
@@ -237,18 +240,69 @@ def test_cdam_and_gradcam_by_hooks(name: str) -> None:
         assert off(ours.flatten(1), (tokens[:, inside] * weight).sum(-1)) < 1e-4
 
 
+@pytest.mark.parametrize("name", ENTRIES)
+def test_centred_cdam_by_hooks(name: str) -> None:
+    """Less the mean of the patches, without CLS and registers, image by image."""
+    layout = zoo.model(name).layout_at(zoo.ZOO[name].size)
+    inside = slice(layout.prefix, layout.prefix + layout.patches)
+    tokens, grad = (part[:, inside] for part in plain_entry(name))
+    ours = vitreous.explain(zoo.model(name), zoo.images(name), "cdam", aim(name), baseline="mean").map
+    assert off(ours.flatten(1), ((tokens - tokens.mean(1, keepdim=True)) * grad).sum(-1)) < 1e-4
+
+
+@pytest.mark.parametrize("baseline", ["zero", "mean"])
 @pytest.mark.parametrize("name", ["timm ViT", "HF ViT sdpa", "torchvision ViT", "timm SigLIP", "open_clip ViT-B-32"])
-def test_integrated_cdam_by_hooks(name: str) -> None:
+def test_integrated_cdam_by_hooks(name: str, baseline: str) -> None:
     layout = zoo.model(name).layout_at(zoo.ZOO[name].size)
     inside = slice(layout.prefix, layout.prefix + layout.patches)
     tokens, _ = plain_entry(name)
+    start = tokens[:, inside].mean(1, keepdim=True) * (baseline == "mean")
     points, weights = np.polynomial.legendre.leggauss(5)
     total = sum(
-        w / 2 * plain_entry(name, change=lambda t, p=p: t * (p + 1) / 2)[1]
+        w / 2 * plain_entry(name, change=lambda t, p=p: start + (t - start) * (p + 1) / 2)[1]
         for p, w in zip(points, weights, strict=True)
     )
-    ours = vitreous.explain(zoo.model(name), zoo.images(name), "cdam", aim(name), variant="integrated", steps=5).map
-    assert off(ours.flatten(1), (tokens * total)[:, inside].sum(-1)) < 1e-4
+    options = {"variant": "integrated", "steps": 5, "baseline": baseline}
+    ours = vitreous.explain(zoo.model(name), zoo.images(name), "cdam", aim(name), **options).map
+    assert off(ours.flatten(1), ((tokens - start) * total)[:, inside].sum(-1)) < 1e-4
+
+
+def test_integrated_cdam_from_the_mean_adds_up() -> None:
+    """All tokens together, CLS among them, give y(T) − y(T̄ everywhere)."""
+    trace = Trace(zoo.model("timm ViT"), zoo.images("timm ViT"))
+    tokens, grad = mean_grad(trace, Class(1), "integrated", "mean", 20, 0.1, 0)
+    record = trace.cut()
+
+    def constant(entry: Tensor) -> Tensor:
+        return trace.to_patches(entry).mean((1, 2))[:, None].expand_as(entry)
+
+    start = trace.run(trace.images, Run.from_layer(trace.layout.layers - 1, constant)).output[:, 1]
+    gained = (record.output[:, 1] - start).detach()
+    assert off((less_baseline(trace, tokens, "mean") * grad).sum((1, 2)), gained) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["timm ViT", "sequence first", "timm Swin", "flat heads"])
+def test_smooth_centred_cdam_is_near_the_vanilla_one(name: str) -> None:
+    model, images = zoo.model(name), zoo.images(name)
+    vanilla = vitreous.explain(model, images, "cdam", aim(name), baseline="mean").map
+    smooth = vitreous.explain(
+        model, images, "cdam", aim(name), variant="smooth", sigma=1e-4, samples=2, baseline="mean"
+    ).map
+    assert off(smooth, vanilla) < 1e-2
+    assert off(vanilla, vitreous.explain(model, images, "cdam", aim(name)).map) > 1e-3
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine", "l2", "text"])
+def test_centred_cdam_of_a_concept_or_a_text(similarity: str) -> None:
+    """The same gradient as from zero, another factor; alone as in the batch."""
+    model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
+    vector = torch.linspace(-1, 1, 32)
+    target = Text("a line", vector) if similarity == "text" else Concept(vector, similarity)
+    tokens, grad = Trace(model, images).entry_grad(target)
+    expected = ((tokens - tokens[:, 1:].mean(1, keepdim=True)) * grad).sum(-1)[:, 1:]
+    ours = vitreous.explain(model, images, "cdam", target, baseline="mean").map
+    assert off(ours.flatten(1), expected) < 1e-5
+    assert off(vitreous.explain(model, images[1:2], "cdam", target, baseline="mean").map[0], ours[1]) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["timm ViT", "sequence first", "flat heads", "HF ViT eager"])
@@ -291,12 +345,13 @@ CLS += ["hand-written", "sequence first", "open_clip ViT-B-32"]
 @pytest.mark.parametrize("name", CLS)
 def test_cdam_splits_into_values_and_keys(name: str) -> None:
     trace = Trace(zoo.model(name), zoo.images(name))
-    total, value, key = (
-        vitreous.explain(zoo.model(name), trace, "cdam", aim(name), split=split).map
-        for split in ("total", "value", "key")
-    )
-    assert off(value + key, total) < 1e-4
-    assert value.abs().max() > 0 and key.abs().max() > 0
+    for baseline in ("zero", "mean"):
+        total, value, key = (
+            vitreous.explain(zoo.model(name), trace, "cdam", aim(name), split=split, baseline=baseline).map
+            for split in ("total", "value", "key")
+        )
+        assert off(value + key, total) < 1e-4
+        assert value.abs().max() > 0 and key.abs().max() > 0
 
 
 def test_the_value_part_is_proportional_to_attention() -> None:

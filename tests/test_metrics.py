@@ -28,7 +28,8 @@ from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.metrics.case import Case, Measured, Score, make_case, measure
 from vitreous.metrics.correlation import correlation, rank_correlation
 from vitreous.metrics.localisation.mask_iou import above_mean
-from vitreous.metrics.sanity.parameter_randomisation import copy_of, depths, parts_of
+from vitreous.metrics.sanity.copies import copy_of
+from vitreous.metrics.sanity.parameter_randomisation import depths, parts_of
 from vitreous.registry import METHODS
 from vitreous.trace.target import Class
 from vitreous.trace.trace import Trace
@@ -52,6 +53,8 @@ def refused(metric: str, name: str) -> type[Exception] | None:
     """What a metric says of a model on which it cannot work."""
     if metric == "class_contrast" and zoo.model(name).classifier is False:
         return TargetError
+    if metric == "reparametrisation" and name == "flat heads":  # it has no norm
+        return Unsupported
     return Unsupported if metric in DROPS and name in CLOSED else None
 
 

@@ -236,6 +236,19 @@ def test_compare_gathers_every_method(small: Model, album: Path, tmp_path: Path)
         run_study("compare", album, small, tmp_path, methods="cdam")
 
 
+def test_compare_takes_a_centred_cdam(small: Model, album: Path, tmp_path: Path) -> None:
+    """The findings say so."""
+    given = {"methods": "attention,cdam", "target": "top-1"}
+    centred = run_study("compare", album, small, tmp_path, options={"cdam": {"baseline": "mean"}}, **given)
+    expected = vitreous.explain(small, album / "cat/0.png", "cdam", baseline="mean").map[0]
+    np.testing.assert_allclose(centred.maps("cdam")["map"][0], expected, rtol=1e-4, atol=1e-7)
+    told = centred.findings()["small"]
+    assert "Other options than the defaults: cdam baseline=mean." in told.told
+    assert told.numbers["configured"] == ["cdam baseline=mean"]
+    usual = run_study("compare", album, small, tmp_path, **given)
+    assert usual.findings()["small"].numbers["configured"] == []
+
+
 def test_leaderboard_is_that_of_evaluate(small: Model, album: Path, tmp_path: Path) -> None:
     settings = {"token_deletion": {"steps": 4}}
     study = run_study(

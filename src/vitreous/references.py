@@ -126,6 +126,13 @@ REFERENCES: dict[str, Reference] = {
         "blog post",
         "https://jacobgil.github.io/deeplearning/vision-transformer-explainability",
     ),
+    "kindermans2019unreliability": Reference(
+        "Kindermans, Hooker, Adebayo, Alber, Schütt, Dähne, Erhan, Kim",
+        2019,
+        "The (un)reliability of saliency methods",
+        "Explainable AI, LNCS 11700",
+        arxiv("1711.00867"),
+    ),
     "kobayashi2020attention": Reference(
         "Kobayashi, Kuribayashi, Yokoi, Inui",
         2020,

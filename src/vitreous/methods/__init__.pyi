@@ -123,6 +123,7 @@ def attcat(
 def cdam(
     *,
     variant: Literal["vanilla", "smooth", "integrated"] = "vanilla",
+    baseline: Literal["zero", "mean"] = "zero",
     split: Literal["total", "value", "key"] = "total",
     samples: int = 16,
     sigma: float = 0.1,
@@ -132,10 +133,11 @@ def cdam(
     """Gradient × input at the last attention layer's tokens (class-discriminative attention map); a quick, signed map
     for a class, concept or text.
 
-    variant: the gradient at T, its mean over noise on T, or over the way from 0 to T
+    variant: the gradient at T, its mean over noise on T, or over the way from the baseline to T
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
     split: only what passes through the values (proportional to attention) or through the keys
     samples: smooth: noisy copies
-    sigma: smooth: noise, in standard deviations of T
+    sigma: smooth: noise, in standard deviations of T − T̄
     steps: integrated: points of the way
     seed: smooth: another seed gives other noise
     """

@@ -17,6 +17,7 @@ from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Outcome, Rows, Scene, Settings
 from vitreous.evaluation.study.maps import Maps, pick_methods
 from vitreous.metrics.complexity.sparsity import share_of_little
+from vitreous.registry import METHODS, ConfiguredMethod
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,7 +58,8 @@ class Compare(Maps):
         gathered = Agreement(names, study.seed)
         for group in study.groups():
             gathered.add(np.stack([group[name] for name in names]))
-        return findings_of(gathered)
+        configured = [ConfiguredMethod(METHODS[name], values) for name, values in self.methods.items()]
+        return findings_of(gathered, [one.label for one in configured if one.options])
 
 
 def by_patch(maps: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

@@ -35,12 +35,16 @@ BINNED = (
 )
 
 
-def findings_of(gathered: Agreement) -> Findings:
-    """Everything that the gathered scores tell."""
+def findings_of(gathered: Agreement, configured: Sequence[str] = ()) -> Findings:
+    """Everything that the gathered scores tell; `configured`: methods that had other options than the defaults."""
     found = Compared(gathered)
     verdicts = verdicts_of(found)
     return Findings(
-        lead(found, verdicts), told(found, verdicts), tables(found, verdicts), charts(found), numbers(found, verdicts)
+        lead(found, verdicts),
+        told(found, verdicts, configured),
+        tables(found, verdicts),
+        charts(found),
+        {**numbers(found, verdicts), "configured": list(configured)},
     )
 
 
@@ -85,11 +89,13 @@ def lead_claims(verdicts: Sequence[Verdict]) -> str:
     return f"of {count_of(len(verdicts), 'published claim')}, {held} held, {fell} did not, {open_} cannot be told"
 
 
-def told(found: Compared, verdicts: Sequence[Verdict]) -> list[str]:
+def told(found: Compared, verdicts: Sequence[Verdict], configured: Sequence[str]) -> list[str]:
     if not found.images:
         return []
     said = [verdict.sentence for verdict in verdicts]
     said.append(CAVEAT if said else f"No claim is checked: they are about {spoken(list(SPARSITY))}.")
+    if configured:
+        said.append(f"Other options than the defaults: {', '.join(configured)}.")
     on = f"of {count_of(found.images, 'image')}"
     if failed := some(found.methods, found.of.failed):
         said.append(f"Maps that failed and are left out, {on}: {failed}.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.methods.common import path
+from vitreous.methods.common import Baseline, less_baseline, path
 from vitreous.registry import method
 from vitreous.trace.run import Run, gradients
 from vitreous.trace.target import Target
@@ -36,21 +36,23 @@ def cdam(
     *,
     variant: Annotated[
         Literal["vanilla", "smooth", "integrated"],
-        Field(description="the gradient at T, its mean over noise on T, or over the way from 0 to T"),
+        Field(description="the gradient at T, its mean over noise on T, or over the way from the baseline to T"),
     ] = "vanilla",
+    baseline: Baseline = "zero",
     split: Annotated[
         Literal["total", "value", "key"],
         Field(description="only what passes through the values (proportional to attention) or through the keys"),
     ] = "total",
     samples: Annotated[int, Field(ge=1, description="smooth: noisy copies")] = 16,
-    sigma: Annotated[float, Field(gt=0, description="smooth: noise, in standard deviations of T")] = 0.1,
+    sigma: Annotated[float, Field(gt=0, description="smooth: noise, in standard deviations of T − T̄")] = 0.1,
     steps: Annotated[int, Field(ge=1, description="integrated: points of the way")] = 20,
     seed: Annotated[int, Field(ge=0, description="smooth: another seed gives other noise")] = 0,
 ) -> Map:
     """Gradient × input at the last attention layer's tokens (class-discriminative attention map); a quick, signed map
     for a class, concept or text.
 
-    Sᵢ = Σ_j T_ij · ∂y/∂T_ij, T the normalised tokens that enter the last attention
+    Sᵢ = Σ_j (T_ij − T̄_j) · ∂y/∂T_ij, T the normalised tokens that enter the last attention; T̄ = 0 as published, or the
+    mean of the image's patch tokens, with which the map does not depend on where the network keeps its constants
     """
     if split != "total" and variant != "vanilla":
         raise OptionError(f"cdam.split={split} works with variant=vanilla only")
@@ -59,18 +61,25 @@ def cdam(
     elif variant == "vanilla":
         tokens, grad = trace.entry_grad(target)
     else:
-        tokens, grad = mean_grad(trace, target, variant, samples if variant == "smooth" else steps, sigma, seed)
-    return trace.to_patches(tokens * grad).sum(-1)
+        count = samples if variant == "smooth" else steps
+        tokens, grad = mean_grad(trace, target, variant, baseline, count, sigma, seed)
+    return trace.to_patches(less_baseline(trace, tokens, baseline) * grad).sum(-1)
 
 
-def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: float, seed: int) -> tuple[Tensor, Tensor]:
-    """T, and ∂y/∂T averaged over noise or over the path from 0; only the last block runs for every copy."""
+def mean_grad(
+    trace: Trace, target: Target, variant: str, baseline: Baseline, count: int, sigma: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """T, and ∂y/∂T averaged over noise or over the path from the baseline, at which all tokens are T̄.
+
+    Only the last block runs for every copy.
+    """
     record = trace.cut()
     tokens = trace.batch_first(record.entry.detach())  # [B N D]
+    offset = less_baseline(trace, tokens, baseline)
     fixed = target.fix(record.output)
     points, weights = path(count) if variant == "integrated" else ([1.0] * count, [1 / count] * count)
     streams = trace.generators(seed)
-    spread = sigma * tokens.flatten(1).std(1)
+    spread = sigma * offset.flatten(1).std(1)
     total = torch.zeros_like(tokens)
     size = max(1, COPIES // len(trace))
     for start in range(0, count, size):
@@ -81,13 +90,13 @@ def mean_grad(trace: Trace, target: Target, variant: str, count: int, sigma: flo
         if variant == "smooth":
             noise = [torch.randn((len(scale), *tokens.shape[1:]), generator=stream) for stream in streams]
             shift = torch.stack(noise).to(tokens) * spread.view(-1, 1, *[1] * (tokens.ndim - 1))  # [B S N D]
-        moved = trace_copies(tokens, scale) + shift.to(tokens)
+        moved = (tokens - offset)[:, None] + scaled_copies(offset, scale) + shift.to(tokens)
         grad = grad_at(trace, fixed, moved.flatten(0, 1), len(scale)).reshape(moved.shape)  # [B S N D]
         total += torch.einsum("bs...,s->b...", grad, share)
     return tokens, total
 
 
-def trace_copies(tokens: Tensor, scale: Tensor) -> Tensor:
+def scaled_copies(tokens: Tensor, scale: Tensor) -> Tensor:
     """Expand [B N D] to [B S N D], each copy scaled."""
     return tokens[:, None] * scale.view(1, -1, *[1] * (tokens.ndim - 1))
 

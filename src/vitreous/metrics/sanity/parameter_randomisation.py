@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import copy
-import types
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -13,9 +11,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from vitreous._support.progress import steps
-from vitreous.errors import Unsupported, one_line
+from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import rank_correlation
+from vitreous.metrics.sanity.copies import copy_of
 from vitreous.models.model import Model
 from vitreous.registry import metric
 from vitreous.trace.trace import Trace
@@ -109,35 +108,3 @@ def parts_of(model: Model, images: Images, blocks: Sequence[str]) -> list[list[s
 def owners(names: Iterable[str]) -> list[str]:
     """The modules that hold these parameters, for networks without blocks."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
-
-
-# ------------------------------------------------------------------------------------------------- copies of a network
-
-
-def copy_of(model: Model) -> Model:
-    """The same model with a network of its own."""
-    memo: dict[int, Any] = {}
-    twin = copy.copy(model)
-    try:
-        twin.net = twin.module = copy.deepcopy(model.module, memo)
-        twin._forward = copy.deepcopy(model._forward, memo)
-        for each in (twin, *(new for new in memo.values() if isinstance(new, Model))):  # a probe holds a model
-            each._forward = rebound(each._forward, memo)
-    except Exception as error:
-        raise Unsupported(f"{model.name} cannot be copied to shuffle its weights ({one_line(error, 120)})") from error
-    return twin
-
-
-def rebound(forward: Callable[..., Any] | None, memo: dict[int, Any]) -> Callable[..., Any] | None:
-    """A function that uses the copies of the modules that it knows by name."""
-    if not isinstance(forward, types.FunctionType):
-        return forward
-
-    def other(value: Any) -> Any:
-        return memo.get(id(value), value) if isinstance(value, nn.Module) else value
-
-    space = {name: other(value) for name, value in forward.__globals__.items()}
-    cells = tuple(types.CellType(other(cell.cell_contents)) for cell in forward.__closure__ or ())
-    new = types.FunctionType(forward.__code__, space, forward.__name__, forward.__defaults__, cells)
-    new.__kwdefaults__ = forward.__kwdefaults__
-    return new
