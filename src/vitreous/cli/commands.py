@@ -22,6 +22,7 @@ from vitreous.cli.arguments import (
     Masks,
     Memory,
     MethodNames,
+    MethodRows,
     MethodsOrDefault,
     MetricNames,
     ModelNames,
@@ -83,7 +84,7 @@ def evaluate(
     data: DataSet,
     *,
     source: Source,
-    methods: MethodsOrDefault = None,
+    methods: MethodRows = None,
     metrics: MetricNames = None,
     options: SetOption = None,
     target: Target = None,
@@ -120,7 +121,7 @@ def advise(
     images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns or a CSV.", metavar="IMAGE...")],
     *,
     source: Source,
-    methods: MethodsOrDefault = None,
+    methods: MethodRows = None,
     target: Target = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="The faithfulness metric that decides; default: srg.")
