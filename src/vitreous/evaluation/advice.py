@@ -118,9 +118,9 @@ def advise(
     """Find the most faithful method, layer and options for this model on these images.
 
     `images`: as for the leaderboard. `metric`: a faithfulness metric, with its options as in "srg:of=logit"; None: srg,
-    which takes tokens away from both ends. `methods`: only these; each name as it is and with every layer or option that
-    is worth a try, and `vitreous.methods.NAME(…)` or "NAME:OPTION=VALUE" with its own options alone. `thorough`: also
-    methods that cost a hundred forward passes and more.
+    which takes tokens away from both ends. `methods`: only these; each name as it is and with every layer or option
+    that is worth a try, and `vitreous.methods.NAME(…)` or "NAME:OPTION=VALUE" with its own options alone. `thorough`:
+    also methods that cost a hundred forward passes and more.
     """
     wrapped = as_model(model)
     data = images if isinstance(images, Data) else read_data(images)

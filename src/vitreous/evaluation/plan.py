@@ -89,7 +89,9 @@ def pick_methods(given: Methods | None) -> list[str | ConfiguredMethod]:
     asked = [one.name for one in METHODS.values() if one.quick] if given is None else listed_methods(given)
     if asked == ["all"]:
         asked = list(METHODS)
-    return list({as_row(one, {})[0]: one for one in (*CONTROLS, *asked)}.values())
+    for one in asked:
+        as_row(one, {})  # raises if there is no such method
+    return list(dict.fromkeys((*CONTROLS, *asked)))
 
 
 def chosen_methods(given: Methods) -> list[str | ConfiguredMethod]:
@@ -116,7 +118,7 @@ def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[
     if given is None:
         usual = map(spelled, (*USUAL, *USUAL_WITH_MASKS) if masked else USUAL)
         return [Column(METRICS[name], own) for name, own in usual if name in METRICS], ()
-    chosen: dict[str, Column] = {}
+    chosen: dict[tuple[str, str], Column] = {}
     without: list[str] = []
     families = {one.family for one in METRICS.values()}
     for word, own in map(spelled, listed(given)):
@@ -129,7 +131,7 @@ def pick_metrics(given: str | Sequence[str] | None, masked: bool) -> tuple[list[
             if one.masks and not masked:
                 without.append(one.name)
             else:
-                chosen[one.label(own)] = Column(one, own)
+                chosen[one.name, repr(own)] = Column(one, own)
     if not chosen:
         raise InputError(f"{', '.join(without)}: all need masks; give masks, or a CSV with mask or box")
     note = f"without {', '.join(dict.fromkeys(without))}: no image has a mask"

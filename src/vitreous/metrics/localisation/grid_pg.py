@@ -18,8 +18,7 @@ from vitreous.registry import metric
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Scores
 
-Spans = Sequence[tuple[float, float]]  # where each row (or column) of a map begins and ends
-Part = Float[Tensor, "n rows"]  # the share of each row of a map that lies in each row of cells
+Spans = Sequence[tuple[float | int, float | int]]  # where each row (or column) of a map begins and ends
 Mosaics = tuple[Images, list[int]]  # and the cell of each image in its own mosaic
 
 
@@ -65,7 +64,9 @@ def compose(case: Case, pool: Pool, n: int, seed: int) -> Mosaics:
     return torch.stack(made), cells
 
 
-def mosaic(tiles: Sequence[Float[Tensor, "channels _ _"]], n: int, size: tuple[int, int]) -> Images:
+def mosaic(
+    tiles: Sequence[Float[Tensor, "channels _ _"]], n: int, size: tuple[int, int]
+) -> Float[Tensor, "channels Y X"]:
     """n×n images, row by row, each resized to its cell: bilinear, without antialiasing."""
     rows, columns = (edges(pixels, n) for pixels in size)
     whole = tiles[0].new_empty(tiles[0].shape[0], *size)
@@ -93,7 +94,7 @@ def spans_of(layout: Layout, maps: Map, axis: int, size: tuple[int, int]) -> Spa
     return [(side.start, side.stop) for side in sides]
 
 
-def parts(spans: Spans, pixels: int, n: int) -> Part:
+def parts(spans: Spans, pixels: int, n: int) -> Float[Tensor, "n count"]:
     """How much of each row of a map lies in each row of cells; a row on a border belongs to both in part."""
     inside = [
         [max(0.0, min(end, bottom) - max(start, top)) / (end - start) for start, end in spans]
@@ -102,7 +103,9 @@ def parts(spans: Spans, pixels: int, n: int) -> Part:
     return torch.tensor(inside, dtype=torch.float64)
 
 
-def in_cells(maps: Map, cells: Int[Tensor, "B"], down: Part, across: Part) -> Scores:
+def in_cells(
+    maps: Map, cells: Int[Tensor, "B"], down: Float[Tensor, "n rows"], across: Float[Tensor, "n columns"]
+) -> Scores:
     """The share of the positive values of each map that lies in its cell, in float64."""
     positive = maps.detach().cpu().double().clamp(min=0)
     each = torch.einsum("ni,bij,mj->bnm", down, positive, across).flatten(1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -14,7 +15,6 @@ from vitreous.metrics.faithfulness.curves import Scale
 from vitreous.registry import metric
 from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping, scores_without
 from vitreous.trace.trace import Trace
-from vitreous.types import Scores
 
 
 @metric(better="lower", cite="kang2025detecting", masks=True)
@@ -51,12 +51,12 @@ def token_shortcut(
     return Measured(found.to(trace.images.device))
 
 
-def index(drops: Float[Tensor, "n"], inside: Bool[Tensor, "n"], pool: str) -> Scores:
+def index(drops: Float[Tensor, "n"], inside: Bool[Tensor, "n"], pool: str) -> float:
     """The drops outside over those inside; NaN if that is undefined."""
     if inside.all() or not inside.any():
-        return drops.new_tensor(torch.nan)
-    on, beside = (side.mean() if pool == "mean" else side.max() for side in (drops[inside], drops[~inside]))
-    return torch.where(on > 0, beside / on, torch.nan)
+        return math.nan
+    on, beside = (float(side.mean() if pool == "mean" else side.max()) for side in (drops[inside], drops[~inside]))
+    return beside / on if on > 0 else math.nan
 
 
 def covered(trace: Trace, mask: Mask) -> Float[Tensor, "n"]:
