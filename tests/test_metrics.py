@@ -45,7 +45,7 @@ CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly
     "srg": {"steps": 2},
     "token_deletion": {"steps": 3},
 }
-DROPS = ("token_deletion", "srg")  # take tokens out of the sequence
+DROPS = ("token_deletion", "srg", "token_shortcut")  # take tokens out of the sequence
 CLOSED = ("timm Swin", "timm XCiT")  # … which these do not allow
 
 
@@ -58,6 +58,7 @@ def refused(metric: str, name: str) -> type[Exception] | None:
     return Unsupported if metric in DROPS and name in CLOSED else None
 
 
+ALONE = [name for name, one in METRICS.items() if not one.others]  # test_grid_pg has what needs several images
 GRIDS = ("timm ViT", "timm ViT 224×448")
 MAPS_ONLY = ("complexity", "localisation")  # families that never run the model: two grids are enough
 
@@ -68,7 +69,7 @@ def is_quick(metric: str, name: str) -> bool:
 
 PAIRS = [
     pytest.param(metric, name, marks=[] if is_quick(metric, name) else [pytest.mark.slow])
-    for metric in METRICS
+    for metric in ALONE
     for name in zoo.ZOO
 ]
 
@@ -123,7 +124,7 @@ def test_battery(metric: str, name: str) -> None:
     assert abs(alone - found.value[1]) <= 2e-3 * max(1, abs(alone)), "batch-invariant"
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", ALONE)
 def test_deterministic_and_unmoved_by_the_callers_modes(metric: str) -> None:
     maps = explained("timm ViT")
     first = score(metric, maps)
@@ -136,7 +137,7 @@ def test_deterministic_and_unmoved_by_the_callers_modes(metric: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["gae", "input_x_gradient"])  # patches, pixels
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", ALONE)
 def test_a_map_that_is_not_finite_has_no_value(metric: str, method: str) -> None:
     maps = explained("timm ViT", method)
     good = score(metric, maps)
@@ -151,7 +152,7 @@ def test_a_map_that_is_not_finite_has_no_value(metric: str, method: str) -> None
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -0.7])
 @pytest.mark.parametrize("method", ["gae", "input_x_gradient"])
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", ALONE)
 def test_a_constant_map_has_a_value(metric: str, method: str, value: float) -> None:
     maps = explained("timm ViT", method)
     found = score(metric, replace(maps, map=torch.full_like(maps.map, value))).value
@@ -180,7 +181,7 @@ FINE = ("class_contrast", "completeness", "energy_in_mask", "entropy", "mask_ap"
 NEAR = {**COARSE, **dict.fromkeys(FINE, 1e-3)}
 
 
-@pytest.mark.parametrize("metric", [name for name, one in METRICS.items() if one.family != "faithfulness"])
+@pytest.mark.parametrize("metric", [name for name in ALONE if METRICS[name].family not in ("faithfulness", "shortcut")])
 def test_half_precision(metric: str) -> None:
     """As the same network in single precision; test_faithfulness has the others, on a network that reads something."""
     net = copy.deepcopy(zoo.network("timm ViT")).bfloat16()

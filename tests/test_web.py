@@ -630,7 +630,7 @@ def test_the_eraser_takes_tokens_out(client: TestClient, model: Model) -> None:
     trace = Trace(model, [PHOTOS / "cat.jpg"])
     keep = torch.tensor([[0, *(1 + i for i in range(16) if i not in gone)]])
     for index, told in zip((6, 1), got["classes"], strict=True):
-        chance = vitreous.trace.target.Probability(vitreous.Class(index))
+        chance = vitreous.Class(index).graded()
         assert told["probability"] == pytest.approx(float(scores_keeping(trace, chance, [0], keep)), abs=1e-6)
     assert got["scores"][0]["score"] == pytest.approx(
         float(scores_keeping(trace, vitreous.Class(6), [0], keep)), abs=1e-5

@@ -28,7 +28,9 @@ FAMILIES = {
     "localisation": "Localisation",
     "robustness": "Robustness",
     "sanity": "Sanity",
+    "shortcut": "Shortcuts",
 }
+PURPOSES = {"complexity": "describes a map", "shortcut": "describes the model"}
 UNWRITTEN = "None have been documented yet."
 NOTATION = """B images, L layers, H attention heads, N tokens, of which h·w are patches. A⁽ˡ⁾ₕ is the attention of head
 h in layer l (row i: what token i reads), x the image, y the score of the target, ρ how much the classifier reads of
@@ -146,7 +148,7 @@ def metric_facts(one: Metric) -> dict[str, str]:
         "better": f"{direction}{', by default' if callable(one.better) else ''}",
         "needs": "masks or boxes of the object" if one.masks else "the map and the model",
         "runs the method again": "yes" if one.again else "no",
-        "purpose": "describes a map" if one.family == "complexity" else "judges a map",
+        "purpose": PURPOSES.get(one.family, "judges a map"),
     }
 
 

@@ -116,6 +116,11 @@ class Declared:
             raise self.wrong(name, options[name]) from None
         return {name: getattr(valid, name) for name in self.options.model_fields}
 
+    def label(self, options: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> str:
+        """gae start_layer=2: a short label that distinguishes it from the same with the `usual` options."""
+        before = self.check(usual or {})
+        return " ".join([self.name, *(f"{k}={v}" for k, v in self.check(options).items() if v != before[k])])
+
     def wrong(self, option: str, value: Any) -> OptionError:
         """The error for a wrong value: what the option takes, and what was given."""
         bounded = isinstance(value, int | float) and not isinstance(value, bool)
@@ -154,6 +159,15 @@ def typed(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(typed, value))
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def parse_value(text: str) -> Any:
+    """The value that was written so: a number, a list (1,2 or [1, 2]), true, false or a word."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        pass
+    return [parse_value(part.strip()) for part in text.split(",")] if "," in text else text
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +265,7 @@ class ConfiguredMethod:
     @property
     def label(self) -> str:
         """gae start_layer=2: a short label that distinguishes it from the same method with other options."""
-        return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])
+        return self.method.label(self.values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConfiguredMethod) and (self.name, self.values) == (other.name, other.values)
@@ -274,11 +288,13 @@ class Metric(Declared):
     better   whether higher or lower values are better
     masks    the metric needs to know where the object is
     again    the metric runs the method again, on other images, models or targets
+    others   the metric needs other images of the evaluation besides those of its batch
     """
 
     better: Better | Callable[[Mapping[str, Any]], Better]  # may depend on the options
     masks: bool = False
     again: bool = False
+    others: bool = False
 
     def direction(self, options: Mapping[str, Any]) -> Better:
         """Whether higher or lower values are better with these options."""

@@ -77,6 +77,13 @@ REFERENCES: dict[str, Reference] = {
         "TMLR",
         arxiv("2401.06654"),
     ),
+    "bohle2021convolutional": Reference(
+        "Böhle, Fritz, Schiele",
+        2021,
+        "Convolutional dynamic alignment networks for interpretable classifications",
+        "CVPR",
+        arxiv("2104.00032"),
+    ),
     "bousselham2025legrad": Reference(
         "Bousselham, Boggust, Chaybouti, Strobelt, Kuehne",
         2025,
@@ -132,6 +139,13 @@ REFERENCES: dict[str, Reference] = {
         "The (un)reliability of saliency methods",
         "Explainable AI, LNCS 11700",
         arxiv("1711.00867"),
+    ),
+    "kang2025detecting": Reference(
+        "Kang, Anzaku, De Neve, Van Messem, Vankerschaver, Rameau, Ozbulak",
+        2025,
+        "Detecting regional spurious correlations in vision transformers via token discarding",
+        "arXiv",
+        arxiv("2509.04009"),
     ),
     "kobayashi2020attention": Reference(
         "Kobayashi, Kuribayashi, Yokoi, Inui",

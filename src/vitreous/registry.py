@@ -196,13 +196,14 @@ def metric(
     cite: str = "",
     masks: bool = False,
     again: bool = False,
+    others: bool = False,
     family: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function `(case, *, options) -> Measured` as a metric."""
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         check_signature(run, "metric", ("case",))
-        METRICS.add(Metric(run.__name__, family or folder_of(run), cite, run, better, masks, again))
+        METRICS.add(Metric(run.__name__, family or folder_of(run), cite, run, better, masks, again, others))
         return run
 
     return declare

@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous._support.progress import show_progress
-from vitreous.cli.arguments import Choice, pick_methods
+from vitreous.cli.arguments import Choice
 from vitreous.cli.results import SHOWN, check_out
 from vitreous.evaluation.advice import Advice, Contender, advise
+from vitreous.evaluation.plan import chosen_methods
 from vitreous.images.dataset import read_data
 from vitreous.models.model import Model
 
@@ -37,7 +38,7 @@ def run(
     if out is not None:
         check_out(out)
     data = read_data(sources[0] if len(sources) == 1 else sources).take(choice.limit, choice.sample, choice.seed)
-    names = None if methods is None else [one.name for one in pick_methods(methods)[0]]
+    names = None if methods is None else chosen_methods(methods)
     with show_progress(False if as_json else None):
         found = advise(load(), data, metric, methods=names, target=target, thorough=thorough, seed=choice.seed)
     files = found.board.save(out) if out is not None else []

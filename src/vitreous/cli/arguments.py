@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -85,9 +84,21 @@ METHOD = typer.Option(
 )
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
 MethodsOrDefault = Annotated[str | None, METHOD]
+MethodRows = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "--methods",
+        "-x",
+        help="Methods, separated by commas, or all; each may have options of its own: gae,gae:start_layer=2.",
+    ),
+]
 MetricNames = Annotated[
     str | None,
-    typer.Option("--metrics", help="Metrics or families of them, separated by commas, or all; see: vitreous metrics."),
+    typer.Option(
+        "--metrics",
+        help="Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -209,6 +220,7 @@ def fields_of(group: Any) -> Iterator[inspect.Parameter]:
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:
     """Parse ["rollout.discard=0.9"] to {"rollout": {"discard": 0.9}}; `metrics`: also accept options of metrics."""
+    from vitreous.declaration import parse_value
     from vitreous.registry import METHODS, METRICS
 
     settings: Settings = {}
@@ -222,15 +234,6 @@ def parse_settings(given: list[str], metrics: bool = False) -> Settings:
         known.check({option: value})
         settings.setdefault(name, {})[option] = value
     return settings
-
-
-def parse_value(text: str) -> Any:
-    """Parse a number, a list (1,2 or [1, 2]), true, false or a word."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        pass
-    return [parse_value(part.strip()) for part in text.split(",")] if "," in text else text
 
 
 def pick_methods(text: str) -> tuple[list[Method], bool]:

@@ -21,6 +21,7 @@ from vitreous.cli.arguments import (
     ImageSize,
     Masks,
     Memory,
+    MethodRows,
     MethodsOrDefault,
     MetricNames,
     ModelNames,
@@ -82,7 +83,7 @@ def evaluate(
     data: DataSet,
     *,
     source: Source,
-    methods: MethodsOrDefault = None,
+    methods: MethodRows = None,
     metrics: MetricNames = None,
     options: SetOption = None,
     target: Target = None,
@@ -119,7 +120,7 @@ def advise(
     images: Annotated[list[str], typer.Argument(help="Image files, folders, patterns or a CSV.", metavar="IMAGE...")],
     *,
     source: Source,
-    methods: MethodsOrDefault = None,
+    methods: MethodRows = None,
     target: Target = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="The faithfulness metric that decides; default: srg.")

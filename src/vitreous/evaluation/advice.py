@@ -16,7 +16,7 @@ from torch import nn
 from vitreous._support.statistics import FEW, Summary, intervals
 from vitreous.errors import OptionError
 from vitreous.evaluation.leaderboard import Leaderboard
-from vitreous.evaluation.plan import CONTROLS
+from vitreous.evaluation.plan import CONTROLS, configured, spelled
 from vitreous.evaluation.results import Asked, Plan
 from vitreous.images.dataset import Data, read_data
 from vitreous.models.model import Model
@@ -117,40 +117,43 @@ def advise(
 ) -> Advice:
     """Find the most faithful method, layer and options for this model on these images.
 
-    `images`: as for the leaderboard. `metric`: a faithfulness metric; None: srg, which takes tokens away from both
-    ends. `methods`: only these; each name as it is and with every layer or option that is worth a try, and
-    `vitreous.methods.NAME(…)` with its own options alone. `thorough`: also methods that cost a hundred forward passes
-    and more.
+    `images`: as for the leaderboard. `metric`: a faithfulness metric, with its options as in "srg:of=logit"; None: srg,
+    which takes tokens away from both ends. `methods`: only these; each name as it is and with every layer or option
+    that is worth a try, and `vitreous.methods.NAME(…)` or "NAME:OPTION=VALUE" with its own options alone. `thorough`:
+    also methods that cost a hundred forward passes and more.
     """
     wrapped = as_model(model)
     data = images if isinstance(images, Data) else read_data(images)
-    judge = find_judge(metric)
+    judge, own = find_judge(metric)
     entered = {one.label: one for one in line_up(wrapped, methods, thorough)}
     asked = {name: Asked(one.method, dict(one.values)) for name, one in entered.items()}
-    board = Leaderboard(wrapped, data, Plan(asked, {judge.name: judged_by(judge, wrapped)}, target, seed))
+    metrics = {judge.label(own): judged_by(judge, own, wrapped)}
+    board = Leaderboard(wrapped, data, Plan(asked, metrics, target, seed))
     board.run(after)
     return conclude(board, board.summary(), entered)
 
 
-def find_judge(name: str | None) -> Metric:
-    judge = METRICS[name or "srg"]
+def find_judge(given: str | None) -> tuple[Metric, dict[str, Any]]:
+    """The metric that decides, and the options of its own."""
+    name, own = spelled(given or "srg")
+    judge = METRICS[name]
     if judge.family != "faithfulness":
         able = ", ".join(m.name for m in METRICS.values() if m.family == "faithfulness")
         raise OptionError(f"{judge.name} does not measure faithfulness; use one of {able}")
-    return judge
+    return judge, own
 
 
-def judged_by(judge: Metric, model: Model) -> Asked[Metric]:
+def judged_by(judge: Metric, own: Mapping[str, Any], model: Model) -> Asked[Metric]:
     """The metric with its options: where tokens cannot be taken away, patches are hidden."""
     windows = judge.name == "srg" and model.layout.obstacle is not None
-    return Asked(judge, judge.check({"by": "pixels"} if windows else {}))
+    return Asked(judge, judge.check({**({"by": "pixels"} if windows else {}), **own}))
 
 
 def line_up(model: Model, given: Sequence[str | ConfiguredMethod] | None, thorough: bool) -> Iterator[ConfiguredMethod]:
     """Each method as it is, and with every layer or option that is worth a try."""
     for name in CONTROLS:
         yield METHODS[name].configured()
-    for one in given or METHODS:
+    for one in map(configured, given or METHODS):
         if isinstance(one, ConfiguredMethod):
             yield one
             continue

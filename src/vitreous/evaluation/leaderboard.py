@@ -23,10 +23,11 @@ from vitreous.evaluation.results import NO_MASK, UNTOLD, About, Asked, Board, Ex
 from vitreous.images.dataset import Data, read_data
 from vitreous.images.masks import Mask
 from vitreous.images.readers import Batch, Loaded, Reader, from_jpeg
-from vitreous.metrics.case import Measured, make_case, measure, no_target
+from vitreous.metrics.case import Case, Measured, aim_at, make_case, measure, no_target
+from vitreous.metrics.pool import Pool
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
-from vitreous.registry import METHODS, Method, Metric
+from vitreous.registry import METHODS, Metric
 from vitreous.trace.apply import as_model, choose, faults, images_at_once
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
@@ -54,7 +55,8 @@ def run_leaderboard(
     """Measure methods on a data set; `.save(folder)` writes the tables and the report.
 
     `data`: a folder, a folder of class folders, a CSV or files. `methods`, `metrics`: names, "all", or a family of
-    metrics; None: a quick choice. A method may come with its options: `vitreous.methods.rollout(discard=0.9)`.
+    metrics; None: a quick choice. A method may come with its options, `vitreous.methods.rollout(discard=0.9)` or
+    "rollout:discard=0.9", a metric too: "srg:of=logit"; each is a row or a column of its own.
     `target`: "label", "top-1" or what `explain` takes; None: the label where it is known, else top-1. `options`:
     {"rollout": {"discard": 0.9}, "deletion": {"steps": 20}}. `limit`: use only the first N images; `sample`: N chosen
     at random.
@@ -77,6 +79,8 @@ class Scene:
     target: Target
     masks: Sequence[Mask | None]
     timed: bool  # does each method run on a trace of its own?
+    pool: Pool | None = None  # all images of the evaluation
+    numbers: Sequence[int] = ()  # which of them these are
 
 
 @dataclass(eq=False)
@@ -105,27 +109,27 @@ def measure_method(plan: Plan, scene: Scene, name: str, without: frozenset[str] 
         return found
     if scene.timed:
         found.seconds = (now(own) - begun) / len(own)
+    case = make_case(scene.trace, asked.declared, asked.values, scene.target, found.made.map, scene.masks)
+    case = replace(case, pool=scene.pool, numbers=scene.numbers)
+    wrong = faults(asked.declared, found.made.map)
     for k, metric in enumerate(plan.metrics):
         if metric not in without:
             try:
-                measure_metric(scene, found, asked, k, plan.metrics[metric])
+                measure_metric(case, found, wrong, k, metric, plan.metrics[metric])
             except Exception as error:
                 failed(plan, found, error, k)
     return found
 
 
-def measure_metric(scene: Scene, found: Found, asked: Asked[Method], k: int, wanted: Asked[Metric]) -> None:
-    assert found.made is not None
-    maps = found.made.map
-    unmasked = [wanted.declared.masks and mask is None for mask in scene.masks]
-    wrong = faults(asked.declared, maps)
+def measure_metric(case: Case, found: Found, wrong: dict[int, str], k: int, name: str, wanted: Asked[Metric]) -> None:
+    assert case.masks is not None
+    unmasked = [wanted.declared.masks and mask is None for mask in case.masks]
     if not all(unmasked):
-        case = make_case(scene.trace, asked.declared, asked.values, scene.target, maps, scene.masks)
         measured = measure(wanted.declared, case, wanted.values)
         found.values[k] = measured.value.double().numpy()
         found.values[k, list(wrong)] = np.nan
         if measured.curve is not None and measured.at is not None:
-            found.curves[wanted.declared.name] = measured
+            found.curves[name] = measured
     for i in np.flatnonzero(np.isnan(found.values[k])).tolist():
         found.reasons[k, i] = NO_MASK if unmasked[i] else wrong.get(i, UNTOLD)
 
@@ -152,6 +156,7 @@ class Leaderboard(Board):
     def __init__(self, model: Model, data: Data, plan: Plan) -> None:
         super().__init__(About.of(model), match_labels(data, model), plan)
         self.model = model
+        self.pool = pool_of(model, self.data, plan.target)
         self._shown = frozenset(round(i) for i in np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))))
 
     def run(self, after: After | None = None) -> None:
@@ -206,7 +211,7 @@ class Leaderboard(Board):
             if number in loaded.photos and number not in self.examples:
                 said = own.title(self.model, trace.output[i : i + 1], 0)
                 self.examples[number] = Example(self.data.samples[number].name, from_jpeg(loaded.photos[number]), said)
-        return Scene(trace, target, batch.masks, timed)
+        return Scene(trace, target, batch.masks, timed, self.pool, batch.numbers)
 
     def _target(self, trace: Trace, numbers: list[int]) -> Target:
         """The target of each image, resolved once."""
@@ -242,6 +247,23 @@ def label_target(labels: Sequence[int | str | None], trace: Trace) -> Target:
     """Each image's label, or its best class where it has none."""
     best = trace.output.argmax(1).tolist()
     return Class(tuple(label if isinstance(label, int) else top for label, top in zip(labels, best)))
+
+
+def pool_of(model: Model, data: Data, target: Any) -> Pool:
+    """All images of a data set, with the targets that a leaderboard explains."""
+    reader = Reader(dict(enumerate(data.samples)), model.preprocess)
+
+    def read(number: int) -> torch.Tensor:
+        loaded = reader[[number]]
+        if number in loaded.failed:
+            raise InputError(loaded.failed[number])
+        return torch.as_tensor(loaded.batches[0].images)
+
+    def aim(trace: Trace, number: int) -> Target:
+        label = data.samples[number].label if target in (None, "label") else None
+        return Class(label) if isinstance(label, int) else aim_at(trace, None if target == "label" else target)
+
+    return Pool(model, len(data), read, aim)
 
 
 def now(trace: Trace) -> float:

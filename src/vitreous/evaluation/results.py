@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vitreous.models.model import Model
     from vitreous.plot.curves import Curve
 
-DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity"})  # families that cannot tell right maps
+DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity", "shortcut"})  # cannot tell right maps
 NO_MASK, UNTOLD = "no mask", "the metric gives no number"
 
 D = TypeVar("D", bound=Declared)
@@ -47,6 +47,20 @@ class Plan:
     target: Any = None  # None: the label where it is known, else the best class
     seed: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> list[bool]:
+        """Which metrics count for ranks and verdicts; of columns that differ in `of` alone, the first."""
+        return [not describes(one.declared) and i not in self.twins for i, one in enumerate(self.metrics.values())]
+
+    @property
+    def twins(self) -> list[int]:
+        """The columns that show a metric once more, by logit instead of probability, say."""
+        shown = [
+            (one.declared.name, {name: value for name, value in one.values.items() if name != "of"})
+            for one in self.metrics.values()
+        ]
+        return [i for i, one in enumerate(shown) if one in shown[:i]]
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ class Board:
             self.methods,
             self.metrics,
             [one.declared.direction(one.values) for one in asked],
-            judged=[not describes(one.declared) for one in asked],
+            judged=self.plan.judged,
             seed=self.plan.seed,
         )
 

@@ -6,23 +6,26 @@ metric: Case -> Measured        value [B], and a curve [B T] for metrics that ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, attribute, spread
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.masks import Mask, check_masks, read_masks
+from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
+from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
 from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
+from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores
@@ -48,6 +51,9 @@ class Case:
     target: Target  # fixed: the class of each image is set
     masks: Sequence[Mask | None] | None = None  # where the object is, in pixels of the model's input
     method: Again | None = None  # runs the same method on another trace or target
+    pool: Pool | None = None  # all images of the evaluation, for metrics that need others
+    numbers: Sequence[int] = ()  # which of them these are
+    ends: Ends = field(default_factory=dict, init=False)  # outputs of variants of these maps, for other metrics
 
     @cached_property
     def patches(self) -> Map:
@@ -76,16 +82,44 @@ class Case:
         """The indices of the patches, the most relevant first; ties keep their order."""
         return self.patches.flatten(1).argsort(dim=1, descending=True, stable=True)
 
-    @cached_property
+    @property
     def graded(self) -> Target:
         """The target by probability: p(target); by its score if it is no class, or a value."""
-        return self.target.graded(self.trace.model.meaning)
+        return self.scored("probability")
+
+    def scored(self, of: Of) -> Target:
+        """The target by probability, by logit, or by its own score, as it is explained.
+
+        What is no class (a concept, a text, a neuron), and a value, has its own score only, whatever `of` is.
+        """
+        model = self.trace.model
+        return self.target.graded(model.meaning, of, model.exclusive)
+
+    @cached_property
+    def broken(self) -> Bool[Tensor, "B"]:
+        """Which maps are not finite."""
+        return ~self.map.flatten(1).isfinite().all(1)
+
+    @cached_property
+    def clean(self) -> Case:
+        """The same with zeros in place of the maps that are not finite."""
+        return replace(self, map=self.map.masked_fill(self.broken[:, None, None], 0))
 
     def again(self, trace: Trace, target: Target | None = None) -> Map:
         """The method's maps for another trace or target."""
         if self.method is None:
-            raise OptionError("this metric runs the method again: give a method's name or an Attribution, not a map")
+            raise no_method()
         return self.method(trace, target or self.target)
+
+    def rerun_among_others(self) -> Pool:
+        """All images of the evaluation, for a metric that explains some of them together."""
+        if self.method is None:
+            raise no_method()
+        if isinstance(self.target, NoTarget):
+            raise no_target(self.trace)
+        if self.pool is None:
+            raise OptionError("this metric needs other images of the same evaluation; use evaluate or a leaderboard")
+        return self.pool
 
 
 def widened(values: Tensor) -> Tensor:
@@ -143,12 +177,17 @@ def evaluate(
     maps = None if isinstance(explained, str | ConfiguredMethod) else maps_of(explained, len(listed))
     method, settings = method_of(explained)
 
+    def aim(trace: Trace, number: int) -> Target:
+        return aim_at(trace, target[number] if per_image(target) else target)
+
+    pool = Pool(wrapped, len(listed), lambda number: listed[number : number + 1], aim)
+
     def run(part: slice) -> Measured:
         trace = Trace(wrapped, listed[part]) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
         case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
-        return measure(declared, case, values)
+        return measure(declared, replace(case, pool=pool, numbers=range(len(listed))[part]), values)
 
     if given is not None:
         return join([run(slice(None))], declared, values, method)
@@ -180,6 +219,12 @@ def make_case(
     return Case(trace, maps.to(trace.images.device), fixed, masks, again if method is not None else None)
 
 
+def aim_at(trace: Trace, target: Any) -> Target:
+    """What is explained in one image; the model runs only if that depends on its output."""
+    chosen = choose(trace, target, METHODS["gradient"])
+    return chosen.fix(trace.output) if chosen.varies else chosen
+
+
 @dataclass(frozen=True, eq=False)
 class NoTarget(Target):
     """The target of a model without classes if none is given; metrics that use no score do not need one."""
@@ -193,6 +238,10 @@ class NoTarget(Target):
         return "none"
 
 
+def no_method() -> OptionError:
+    return OptionError("this metric runs the method again: give a method's name or an Attribution, not a map")
+
+
 def no_target(trace: Trace) -> TargetError:
     return TargetError(
         f"{trace.model.name} has no classifier, so there is no score to measure; give a concept, a text or "
@@ -202,10 +251,9 @@ def no_target(trace: Trace) -> TargetError:
 
 def measure(declared: Metric, case: Case, values: Mapping[str, Any]) -> Measured:
     """Run one metric on one case; the value is NaN for a map that is not finite."""
-    broken = ~case.map.flatten(1).isfinite().all(1)
+    broken = case.broken
     if broken.any():
-        clean = case.map.masked_fill(broken[:, None, None], 0)
-        case = Case(case.trace, clean, case.target, case.masks, case.method)
+        case = case.clean
     device = case.trace.images.device.type
     with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
         found: Measured = declared.run(case, **values)

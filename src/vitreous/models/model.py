@@ -176,6 +176,11 @@ class Model:
         return self._meaning
 
     @property
+    def exclusive(self) -> bool:
+        """Whether its outputs, if they are probabilities, sum to one; known after a forward pass."""
+        return self._ending is None or self._ending.is_exclusive
+
+    @property
     def facts(self) -> Facts:
         """What was found out about the network, shared by every `Model` of it."""
         return facts_of(self.module)

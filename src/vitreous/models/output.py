@@ -9,10 +9,10 @@ value     numbers that have no probability: a regression
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from vitreous.models.failures import how_to_read
 from vitreous.models.libraries import find_output
 from vitreous.types import Output
 
+Of = Literal["probability", "logit", "score"]  # by what a class is measured
 AUTO = "auto"
 TOLERANCE = 1e-3  # how far the sum of probabilities may be from one
 FAR = 6  # operations between the output and a product with unit vectors
@@ -55,6 +56,20 @@ class Meaning(Enum):
             return output.softmax(-1)
         return output.sigmoid() if self is Meaning.SIGMOID else output
 
+    def scale(self, of: Of, exclusive: bool = True) -> Callable[[Tensor], Tensor] | None:
+        """What turns an output into probabilities or logits; None if it is taken as it is.
+
+        Of outputs that are probabilities: their log if the classes are `exclusive` (logits less a number that is the
+        same for all classes), else their log-odds.
+        """
+        if of == "score" or self is Meaning.VALUE:
+            return None
+        if of == "probability":
+            return self.probabilities
+        if self is not Meaning.SOFTMAX:
+            return None
+        return log_probabilities if exclusive else log_odds
+
     def best(self, output: Tensor, count: int) -> list[tuple[int, float]]:
         """The classes of one image's output [C] with the highest probabilities, or the largest values, best first."""
         shares = self.probabilities(output)
@@ -69,6 +84,16 @@ class Meaning(Enum):
     def written(self, number: float) -> str:
         """A probability or a value, for people."""
         return f"{number:.4g}" if self is Meaning.VALUE else f"{number:.0%}"
+
+
+def log_probabilities(output: Tensor) -> Tensor:
+    """ln p; of a probability that rounds to zero, that of the smallest number."""
+    return output.clamp_min(torch.finfo(output.dtype).tiny).log()
+
+
+def log_odds(output: Tensor) -> Tensor:
+    """ln p − ln (1 − p)."""
+    return log_probabilities(output) - (1 - output).clamp_min(torch.finfo(output.dtype).eps).log()
 
 
 def check_kind(given: str, classifier: bool | None) -> str:
@@ -97,6 +122,11 @@ class Ending:
         """Whether the outputs of every image are at least two probabilities that sum to one."""
         near = all(abs(total - 1) <= max(TOLERANCE, 2 * self.rounding) for total in self.sums)
         return self.outputs > 1 and self.low >= 0 and near
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether the outputs are probabilities of classes that exclude each other."""
+        return self.is_softmax and self.last != "sigmoid"
 
     @property
     def is_probability(self) -> bool:

@@ -95,7 +95,8 @@ def scale(map: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
 
 def is_control(method: str) -> bool:
     """Whether a method is a control that knows nothing of the model."""
-    return method in METHODS and METHODS[method].family == "control"
+    name = method.partition(" ")[0]  # without the options of a row of a leaderboard
+    return name in METHODS and METHODS[name].family == "control"
 
 
 def is_level(method: str) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.errors import TargetError
 from vitreous.models.model import Model, capturing
-from vitreous.models.output import Meaning
+from vitreous.models.output import Meaning, Of
 from vitreous.types import Output, Scores
 
 Scoring = Callable[[Output, Tensor], Scores]  # every target is one; a plain function will do
@@ -66,9 +66,9 @@ class Target(ABC):
         """Of a target fixed on one image: the same without the list of one."""
         return self
 
-    def graded(self, meaning: Meaning = Meaning.LOGITS) -> Target:
-        """The same target by probability for classes; any other target, and one of values, is unchanged."""
-        return Probability(self, meaning) if self.names_classes and meaning is not Meaning.VALUE else self
+    def graded(self, meaning: Meaning = Meaning.LOGITS, of: Of = "probability", exclusive: bool = True) -> Target:
+        """The same target by probability or logit for classes; any other target, and one of values, is unchanged."""
+        return Graded(self, scale) if self.names_classes and (scale := meaning.scale(of, exclusive)) else self
 
     def for_any_model(self) -> Target:
         """The same target without the check of the model that it was made for."""
@@ -317,20 +317,20 @@ class Each(Target):
 
 
 @dataclass(frozen=True)
-class Probability(Target):
-    """A class target by probability instead of score."""
+class Graded(Target):
+    """A class target by probability or logit instead of score."""
 
     target: Target
-    meaning: Meaning = Meaning.LOGITS
+    scale: Callable[[Output], Output]
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
-        return self.target(self.meaning.probabilities(output), embedding)
+        return self.target(self.scale(output), embedding)
 
     def fix(self, output: Output) -> Target:
-        return Probability(self.target.fix(output), self.meaning)
+        return Graded(self.target.fix(output), self.scale)
 
     def of_rows(self, rows: Sequence[int]) -> Target:
-        return Probability(self.target.of_rows(rows), self.meaning)
+        return Graded(self.target.of_rows(rows), self.scale)
 
     def __str__(self) -> str:
         return str(self.target)

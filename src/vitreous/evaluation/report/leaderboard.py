@@ -13,6 +13,7 @@ from vitreous._support.statistics import FEW, LEVEL, Summary
 from vitreous._support.templates import render
 from vitreous.attribution import plain
 from vitreous.evaluation.report.page import HOME, data_uri, inline_svg, shade, whole_page
+from vitreous.evaluation.results import describes
 from vitreous.plot.colour import is_control, is_level, limits, line_colour
 from vitreous.plot.curves import curves_figure
 from vitreous.plot.overlay import overlay
@@ -55,7 +56,8 @@ def shown(board: Board, summary: Summary) -> dict[str, Any]:
         "notes": board.notes(),
         "level": f"{LEVEL:.0%}",
         "control": summary.control,
-        "aside": [metric for metric, judged in zip(summary.metrics, summary.judged) if not judged],
+        "aside": [name for name, one in board.plan.metrics.items() if describes(one.declared)],
+        "twins": [summary.metrics[k] for k in board.plan.twins],
         "metrics": metrics,
         "rows": [row(board, summary, m) for m in summary.order],
         "curves": curves(board),

@@ -14,6 +14,7 @@ import numpy as np
 from vitreous.attribution import plain
 from vitreous.errors import OptionError, nearest
 from vitreous.images.masks import Mask
+from vitreous.metrics.pool import Pool
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
@@ -43,6 +44,8 @@ class Scene:
     masks: Sequence[Mask | None]
     shown: Sequence[bool]
     timed: bool = False  # is it worth a little more work to learn what methods cost?
+    pool: Pool | None = None  # all images of the study, if the kind needs others than those of the batch
+    numbers: Sequence[int] = ()  # which of them these are
 
 
 @dataclass(eq=False)
@@ -90,6 +93,7 @@ class Kind(ABC):
     shard: ClassVar[int] = 64  # images whose results are stored at a time
     targeted: ClassVar[bool] = True  # does it explain something, rather than only look?
     masked: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False  # does it put images of different batches together?
 
     @property
     def options(self) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, measure_method
 from vitreous.evaluation.leaderboard import Scene as Measuring
-from vitreous.evaluation.plan import make_plan
-from vitreous.evaluation.results import About, Asked, Board, Example, Plan
+from vitreous.evaluation.plan import Methods, make_plan
+from vitreous.evaluation.results import About, Asked, Board, D, Example, Plan
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings
 from vitreous.evaluation.study.maps import check_methods
@@ -27,7 +27,7 @@ from vitreous.images.dataset import Data, Sample
 from vitreous.images.readers import from_jpeg
 from vitreous.models.model import Model
 from vitreous.plot.curves import curves_figure
-from vitreous.registry import METHODS, METRICS
+from vitreous.registry import METHODS, METRICS, Registry
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,7 +47,7 @@ class Leaderboard(Kind):
     @classmethod
     def make(
         cls,
-        methods: str | Sequence[str] | None,
+        methods: Methods | None,
         metrics: str | Sequence[str] | None,
         settings: Settings,
         data: Data,
@@ -63,10 +63,14 @@ class Leaderboard(Kind):
         return self.chosen
 
     @property
+    def pooled(self) -> bool:  # type: ignore[override]
+        return any(one.declared.others for one in self.plan.metrics.values())
+
+    @property
     def plan(self) -> Plan:
         return Plan(
-            {name: Asked(METHODS[name], METHODS[name].check(values)) for name, values in self.chosen.items()},
-            {name: Asked(METRICS[name], METRICS[name].check(values)) for name, values in self.metrics.items()},
+            {label: asked_as(METHODS, label, values) for label, values in self.chosen.items()},
+            {label: asked_as(METRICS, label, values) for label, values in self.metrics.items()},
         )
 
     def columns(self) -> dict[str, pyarrow.DataType]:
@@ -81,7 +85,7 @@ class Leaderboard(Kind):
 
     def work(self, scene: Scene) -> dict[str, Outcome]:
         assert scene.target is not None
-        plan, own = self.plan, Measuring(scene.trace, scene.target, scene.masks, scene.timed)
+        plan, own = self.plan, Measuring(scene.trace, scene.target, scene.masks, scene.timed, scene.pool, scene.numbers)
         told = {"forward": forward_seconds(scene.trace) / len(scene.trace)} if scene.timed else {}
         return {name: self.outcome(measure_method(plan, own, name), scene, told) for name in self.chosen}
 
@@ -128,6 +132,12 @@ class Leaderboard(Kind):
         from vitreous.evaluation.report.leaderboard import body
 
         return Markup("\n").join(body(board, board.summary()) for _, board in boards_of(self, study))
+
+
+def asked_as(known: Registry[D], label: str, values: Mapping[str, Any]) -> Asked[D]:
+    """The method or metric of a label, such as "gae start_layer=2", with all its options."""
+    declared = known[label.partition(" ")[0]]
+    return Asked(declared, declared.check(values))
 
 
 def boards_of(kind: Leaderboard, study: Rows) -> Iterator[tuple[str, Board]]:
@@ -206,14 +216,14 @@ def add_examples(board: Board, study: Rows, places: dict[str, int], asked: str |
             shown = board.examples.setdefault(
                 place, Example(row["image"], from_jpeg(photos[row["image"]]), known or f"target {row['target']}")
             )
-            values = board.plan.methods[row["method"]].values
+            made = board.plan.methods[row["method"]]
             shown.maps[row["method"]] = Attribution(
                 torch.from_numpy(parts[None].copy()),
-                row["method"],
-                values,
+                made.declared.name,
+                made.values,
                 (row["target"],),
                 board.about.name,
-                METHODS[row["method"]].is_signed(values),
+                made.declared.is_signed(made.values),
             )
 
 
@@ -239,7 +249,7 @@ def charts_of(board: Board, after: str) -> list[Chart]:
             better = asked.declared.direction(asked.values)
             draw = partial(curves_figure, shown, metric, better=better, up="mean of all images")
             ending = after.replace(", target ", "-").replace(" ", "-")
-            found.append(Chart(f"{metric}{ending}", f"{metric}{after}", asked.declared.summary, draw))
+            found.append(Chart(f"{metric.replace(' ', '-')}{ending}", f"{metric}{after}", asked.declared.summary, draw))
     return found
 
 

@@ -75,7 +75,7 @@ def pick_methods(
 
 def check_methods(chosen: Collection[str], model: Model) -> list[str]:
     """Notes about methods that cannot work on this model; an error if none can."""
-    reasons = {name: why_not(model.layout, model.name, METHODS[name]) for name in chosen}
+    reasons = {name: why_not(model.layout, model.name, METHODS[name.partition(" ")[0]]) for name in chosen}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
     if all(name in refused or is_control(name) for name in chosen) and refused:
         raise Unsupported(next(iter(refused.values())))

@@ -83,6 +83,7 @@ class Recipe:
     names: tuple[str, ...]  # of the models
     targets: tuple[str | None, ...]
     batch: int
+    data: tuple[Data, ...] = ()  # of each model, if the kind needs other images than those of a shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ def plan(
         "source": data.source,
         "choice": choice or {},
     }
-    recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch)
+    recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch, tuple(labelled) if kind.pooled else ())
     return Planned(recipe, labelled, {"id": digest(identity), **identity, **rest}, notes), model
 
 

@@ -53,9 +53,8 @@ def run_study(
     itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `workers`: processes that read
     images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
-    names, settings = by_name(methods, options or {})
     found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
-    made = make_kind(kind, names, metrics, settings, found, seed)
+    made = make_kind(kind, methods, metrics, options or {}, found, seed)
     several: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     choice = {"limit": limit, "sample": sample, "seed": seed}
     planned, loaded = plan(
@@ -97,7 +96,7 @@ def carry_out(
 
 def make_kind(
     name: str,
-    methods: str | Sequence[str] | None,
+    methods: Methods | None,
     metrics: str | Sequence[str] | None,
     options: Settings,
     data: Data,
@@ -105,13 +104,14 @@ def make_kind(
 ) -> Kind:
     """The kind of study with all its options, checked."""
     made: Any = find_kind(name)
-    own = dict(options.get(name, {})) if name not in ("compare", "leaderboard", "maps") else {}
     if name == "leaderboard":
         return made.make(methods, metrics, options, data)  # type: ignore[no-any-return]
+    own = dict(options.get(name, {})) if name not in ("compare", "maps") else {}
+    names, options = by_name(methods, options)
     if metrics is not None:
         raise OptionError(f"the study {name} measures no metrics; that is study leaderboard")
     if name in ("maps", "compare"):
-        return made.make(methods, options)  # type: ignore[no-any-return]
+        return made.make(names, options)  # type: ignore[no-any-return]
     if methods is not None:
         raise OptionError(f"the study {name} has its own method; leave methods out")
     for other in options:

@@ -14,12 +14,13 @@ import torch
 
 from vitreous._support.memory import in_batches, out_of_memory
 from vitreous.errors import explained
-from vitreous.evaluation.leaderboard import PERMANENT, label_target
+from vitreous.evaluation.leaderboard import PERMANENT, label_target, pool_of
 from vitreous.evaluation.study.kind import Kind, Outcome, Scene
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.images.dataset import Sample
 from vitreous.images.readers import Batch, Loaded
 from vitreous.metrics.case import no_target
+from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
 from vitreous.trace.apply import BROKEN, choose
@@ -40,6 +41,7 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     images: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     told: dict[str, Any] = field(default_factory=dict)
+    pools: dict[str | None, Pool] = field(default_factory=dict)  # by target
 
     def add(self, method: str, outcome: Outcome, images: int) -> None:
         if np.isfinite(outcome.seconds):
@@ -54,9 +56,9 @@ def run_shard(recipe: Recipe, model: Model, shard: Shard, loaded: Iterable[Loade
     tally = Tally()
     for part in loaded:
         for number, reason in part.failed.items():
-            rows.update(Rows(recipe, model, shard, part).failed(number, reason))
+            rows.update(Rows(recipe, model, shard, part, tally).failed(number, reason))
         for batch in part.batches:
-            rows.update(on_batch(Rows(recipe, model, shard, part), batch, tally))
+            rows.update(on_batch(Rows(recipe, model, shard, part, tally), batch, tally))
     names = list(recipe.kind.methods)
     order = sorted(rows, key=lambda place: (place[0], place[1], names.index(place[2])))
     return as_table(recipe.kind, [rows[place] for place in order], tally)
@@ -70,6 +72,14 @@ class Rows:
     model: Model
     shard: Shard
     loaded: Loaded
+    tally: Tally
+
+    def pool(self, asked: str | None) -> Pool | None:
+        """All images of the study for this target; made once for a shard."""
+        data, pools = self.recipe.data, self.tally.pools
+        if data and asked not in pools:
+            pools[asked] = pool_of(self.model, data[self.shard.model], asked)
+        return pools.get(asked)
 
     def sample(self, number: int) -> Sample:
         return self.shard.samples[number - self.shard.first]
@@ -154,7 +164,8 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
         shown = [number in rows.loaded.photos for number in batch.numbers]
         for t, asked in enumerate(rows.recipe.targets):
             target = target_of(rows, trace, batch, asked)
-            scene = Scene(trace, target, batch.masks, shown, timed=rows.shard.first == 0)
+            timed, pool = rows.shard.first == 0, rows.pool(asked)
+            scene = Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers)
             for method, outcome in rows.recipe.kind.work(scene).items():
                 if outcome.error is not None and not alone and not isinstance(outcome.error, PERMANENT):
                     raise Failed(outcome.error)

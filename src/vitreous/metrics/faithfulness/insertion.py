@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import area, counts_of, first, hide
+from vitreous.metrics.faithfulness.curves import Scale, area, counts_of, first, hide
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 
@@ -20,14 +20,15 @@ def insertion(
     fill: Annotated[
         Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
     ] = "blur",
+    of: Scale = "probability",
 ) -> Measured:
     """How fast the probability rises while patches are revealed, most relevant first; use it to see whether a map finds
     what is enough for the model.
 
-    area under p(target) over the share of patches shown, 0 … 1
+    area under y(target) over the share of patches shown, 0 … 1; y: the probability, or what `of` says
     """
     patches = case.order.shape[1]
     counts = counts_of(patches, steps)
     shares = [count / patches for count in counts]
-    curve = hide(case, case.graded, ~first(case.order, counts), fill, "insertion")
+    curve = hide(case, of, ~first(case.order, counts), fill, "insertion", *counts)
     return Measured(area(curve, shares), curve, shares)

@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import Share, first, least_first
+from vitreous.metrics.faithfulness.curves import Scale, Share, first, least_first
 from vitreous.registry import metric
 from vitreous.trace.perturb.drop_tokens import lean_run, scores_each
 from vitreous.trace.perturb.hide_patches import pixels_of
+from vitreous.trace.run import Finished
 from vitreous.trace.trace import Trace
 from vitreous.types import Images
 
@@ -31,12 +32,14 @@ def road(
     ),
     noise: Annotated[float, Field(ge=0, description="standard deviation of what is added to removed pixels")] = 0.01,
     seed: Annotated[int, Field(ge=0, description="another seed gives other noise")] = 0,
+    of: Scale = "probability",
 ) -> Measured:
     """How much more removing the most relevant patches hurts than removing the least (remove and debias); patches are
     inpainted, so no hole gives them away.
 
-    mean over s of (p(target) without the ⌈n·s⌉ least relevant patches − without the most relevant)/2; a removed pixel
-    is the weighted mean of its neighbours (1/6 each beside, 1/12 each across), all of them solved at once, plus noise
+    mean over s of (y(target) without the ⌈n·s⌉ least relevant patches − without the most relevant)/2, y the probability
+    or what `of` says; a removed pixel is the weighted mean of its neighbours (1/6 each beside, 1/12 each across), all
+    of them solved at once, plus noise
     """
     patches = case.order.shape[1]
     counts = [min(math.ceil(round(share * patches, 6)), patches - 1) for share in shares]
@@ -49,7 +52,11 @@ def road(
         index = rows[part]
         return impute(case.trace.images[index], missing[part], hiss[index])
 
-    scores = scores_each(case.trace, case.graded, rows, lambda part: lean_run(case.trace, pictures(part)), "road")
+    def run(part: slice) -> Finished:
+        return lean_run(case.trace, pictures(part))
+
+    key = ("road", *counts, noise, seed)
+    scores = scores_each(case.trace, case.scored(of), rows, run, "road", key=key, ends=case.ends)
     least, most = scores.view(len(hidden), 2, len(counts)).unbind(1)
     curve = (least - most) / 2
     return Measured(curve.mean(1), curve, shares)

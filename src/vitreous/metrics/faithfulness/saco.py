@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import first, hide
+from vitreous.metrics.faithfulness.curves import Scale, first, hide
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 from vitreous.types import Scores
@@ -22,11 +22,12 @@ def saco(
     fill: Annotated[
         Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
     ] = "mean",
+    of: Scale = "probability",
 ) -> Measured:
     """Whether hiding a more relevant group of patches lowers the probability more, weighted by how far groups differ;
     checks the values, not only their order.
 
-    patches in order, in K groups of mean relevance s and drop d of p(target); over all i < j:
+    patches in order, in K groups of mean relevance s and drop d of p(target), or of what `of` says; over all i < j:
     Σ ±(s_i − s_j) / Σ (s_i − s_j), + where d_i ≥ d_j; from −1 to 1; 0 for a map of one value
     """
     patches = case.order.shape[1]
@@ -34,8 +35,8 @@ def saco(
     ends = [patches * group // groups for group in range(groups + 1)]
     until = first(case.order, ends)
     members = until[:, 1:] & ~until[:, :-1]  # [B K n]
-    target = case.graded
-    drops = case.trace.score(target).detach()[:, None] - hide(case, target, members, fill, "saco")
+    whole = case.trace.score(case.scored(of)).detach()[:, None]
+    drops = whole - hide(case, of, members, fill, "saco", groups)
     sums = torch.einsum("bkn,bn->bk", members.double(), case.patches.flatten(1).double())
     means = sums / members.sum(-1)  # of equal float32 values exactly that value
     return Measured(coefficient(means, drops), drops, [end / patches for end in ends[1:]])

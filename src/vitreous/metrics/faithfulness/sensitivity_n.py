@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous._support.statistics import pearson
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import Curve, Share, hide
+from vitreous.metrics.faithfulness.curves import Curve, Scale, Share, hide
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 from vitreous.trace.trace import Trace
@@ -30,16 +30,17 @@ def sensitivity_n(
         Fill, Field(description="what hides: the image's mean colour, its blurred self, or zeros")
     ] = "mean",
     seed: Annotated[int, Field(ge=0, description="another seed gives other sets")] = 0,
+    of: Scale = "score",
 ) -> Measured:
     """How well the sums of a map over random sets of patches predict the fall of the score when those are hidden;
     checks the values of signed maps.
 
     Pearson's r of Σ_{i∈S} s_i and y(x) − y(x without S) over random sets S of n patches, y the score (a logit for a
-    class); the mean over n. NaN where all sums are the same (a map of one value) or all drops are
+    class) or what `of` says; the mean over n. NaN where all sums are the same (a map of one value) or all drops are
     """
     hidden = draw(case.trace, shares, subsets, seed)
-    whole = case.trace.score(case.target).detach().double()[:, None]
-    drops = whole - hide(case, case.target, hidden, fill, "sensitivity_n").double()
+    whole = case.trace.score(case.scored(of)).detach().double()[:, None]
+    drops = whole - hide(case, of, hidden, fill, "sensitivity_n", *shares, subsets, seed).double()
     sums = torch.einsum("btn,bn->bt", hidden.double(), case.patches.flatten(1).double())
     each = (len(sums), len(shares), subsets)
     curve = foretold(sums.view(each), drops.view(each), ROUNDING * whole.abs())

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vitreous.metrics.case import Case, Measured
-from vitreous.metrics.faithfulness.curves import first, hide, least_first, take_out
+from vitreous.metrics.faithfulness.curves import Scale, Way, first, hide, ordered, take_out
 from vitreous.registry import metric
 from vitreous.trace.perturb.fills import Fill
 
@@ -23,18 +23,19 @@ def srg(
     fill: Annotated[
         Fill, Field(description="what hides, by=pixels: the image's mean colour, its blurred self, or zeros")
     ] = "mean",
+    of: Scale = "probability",
 ) -> Measured:
     """How much longer the probability lasts when the least relevant patches are removed first than the most relevant;
     the metric by which advise decides.
 
-    symmetric relevance gain: mean over s of p(target) without the ⌊n·s⌋ least relevant patches − without the ⌊n·s⌋ most
-    relevant, s = 0, 0.1 … 0.9; the effect of any patch being gone cancels
+    symmetric relevance gain: mean over s of y(target) without the ⌊n·s⌋ least relevant patches − without the ⌊n·s⌋ most
+    relevant, s = 0, 0.1 … 0.9; the effect of any patch being gone cancels; y: the probability, or what `of` says
     """
-    orders = [least_first(case), case.order]
+    ways: tuple[Way, Way] = ("least", "most")
     if by == "tokens":
-        least, most = take_out(case, orders, steps, "srg", "by=pixels")
+        least, most = take_out(case, ways, of, steps, "srg", "by=pixels")
     else:
         patches = case.order.shape[1]
         counts = [patches * step // steps for step in range(steps)]
-        least, most = (hide(case, case.graded, first(order, counts), fill, "srg") for order in orders)
+        least, most = (hide(case, of, first(ordered(case, way), counts), fill, "srg", way, *counts) for way in ways)
     return Measured((least - most).mean(1), least - most, [step / steps for step in range(steps)])

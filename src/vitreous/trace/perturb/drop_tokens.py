@@ -17,15 +17,15 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.models.output import Meaning
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, one_gone, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
-from vitreous.trace.target import Probability, Target
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
 VariantScores = Float[Tensor, "V"]
+Ends = dict[Hashable, tuple[Tensor, ...]]  # outputs and embeddings of variants, by what was changed
 MOST_KEPT = 2**25  # numbers in the cached outputs of all variants of a trace
 WORKS = "can tokens be left out?"
 CUTS = "can tokens be cut out of the sequence?"
@@ -66,6 +66,14 @@ def scores_keeping(
     return scores_each(trace, target, rows, run, what, keep.shape[1] / trace.layout.tokens if cut else 1.0)
 
 
+def ends_keeping(trace: Trace, rows: Sequence[int], keep: Kept) -> tuple[Tensor, ...]:
+    """The outputs and embeddings of the same variants."""
+    cut, count = cuts(trace), keep.shape[1]
+    size = batch_size(int((count / trace.layout.tokens if cut else 1.0) * trace.layout.footprint[0]), keep.device)
+    parts = in_batches(lambda part: ends_of(run_keeping(trace, rows[part], keep[part], cut)), len(rows), size)
+    return tuple(torch.cat(part) for part in zip(*parts))
+
+
 def scores_each(
     trace: Trace,
     target: Target,
@@ -74,20 +82,29 @@ def scores_each(
     what: str | None = None,
     share: float = 1.0,
     key: Hashable | None = None,
+    ends: Ends | None = None,
 ) -> VariantScores:
     """Scores of variants, computed in slices; variant i belongs to image `rows[i]` and takes this share of its memory.
 
-    `key` identifies the variants within the trace, so that other targets can reuse their outputs.
+    `key` identifies the variants within `ends`, so that other targets can reuse their outputs; default: those of the
+    trace.
     """
     size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
-    if key is None or len(rows) * (trace.model.outputs or 0) > MOST_KEPT:
+    kept = trace.ends if ends is None else ends
+    if key is None or (key not in kept and not has_room(trace, len(rows), ends or {})):
         return torch.cat(
             in_batches(lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what)
         )
-    if key not in trace.ends:
+    if key not in kept:
         parts = in_batches(lambda part: ends_of(run(part)), len(rows), size, what)
-        trace.ends[key] = tuple(torch.cat(part) for part in zip(*parts))
-    return widen(target.of_rows(rows)(*trace.ends[key]))
+        kept[key] = tuple(torch.cat(part) for part in zip(*parts))
+    return widen(target.of_rows(rows)(*kept[key]))
+
+
+def has_room(trace: Trace, variants: int, ends: Ends) -> bool:
+    """Whether the outputs of so many variants can be kept beside these."""
+    held = sum(output.numel() for output, _ in ends.values())
+    return held + variants * (trace.model.outputs or 0) <= MOST_KEPT
 
 
 def ends_of(run: Finished) -> tuple[Tensor, Tensor]:
@@ -102,8 +119,7 @@ def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
     if of == "probability":
         if not fixed.names_classes:
             raise OptionError(f"of=probability needs a class, and {target} is not one; use of=logit")
-        if trace.model.meaning is not Meaning.VALUE:  # a value has no probability and is measured itself
-            fixed = Probability(fixed, trace.model.meaning)
+        fixed = fixed.graded(trace.model.meaning)  # a value has no probability and is measured itself
     return fixed, trace.score(fixed).detach()
 
 

@@ -18,7 +18,7 @@ from vitreous.capture.attention import near
 from vitreous.capture.capture import Enough
 from vitreous.errors import ModelError
 from vitreous.trace.last_block import known
-from vitreous.trace.perturb.drop_tokens import VariantScores, lean_run, scores_each
+from vitreous.trace.perturb.drop_tokens import Ends, VariantScores, lean_run, scores_each
 from vitreous.trace.run import Finished, Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -37,6 +37,7 @@ def scores_hidden(
     cover: Images,
     what: str | None = None,
     key: Hashable | None = None,
+    ends: Ends | None = None,
 ) -> VariantScores:
     """The score of image `rows[i]` with the patches `hidden[i]` taken from its cover; the target is fixed."""
 
@@ -44,7 +45,7 @@ def scores_hidden(
     def hide() -> Hide:
         return hide_tokens(trace, cover) if known(trace, LOCAL, lambda: is_local(trace)) else hide_pixels(trace, cover)
 
-    return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key)
+    return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key, ends=ends)
 
 
 # -------------------------------------------------------------------------------------- two ways to hide patches

@@ -1,0 +1,1 @@
+"""Does the model need what lies beside the object?"""
