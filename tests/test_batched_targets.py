@@ -11,6 +11,8 @@ import pytest
 import torch
 import zoo
 from conftest import off
+from machine import DIFFERENCES
+from test_methods import IN_MODULES
 
 import vitreous
 from vitreous import Class, Concept, Contrast, Model, Neuron, Trace
@@ -39,7 +41,9 @@ MODELS = [
     "HF ViT sdpa",
     "flat heads",  # written out by bmm, patches averaged
 ]
-CASES: list[tuple[str, str, dict[str, Any]]] = [(name, method, {}) for name in MODELS for method in TOGETHER]
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    (name, method, {}) for name in MODELS for method in TOGETHER if zoo.ZOO[name].blocks or method not in IN_MODULES
+]
 CASES += [(name, *one) for name in MODELS[:2] for one in OPTIONS]
 
 
@@ -67,7 +71,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(many: list[vitreous.Attribution], alone: list[vitreous.Attribution]) -> None:
     assert len(many) == len(alone)
     for one, other in zip(many, alone):
-        assert off(one.map, other.map) < 1e-5
+        assert off(one.map, other.map) < (DIFFERENCES if one.method == "attcat" else 1e-5), "attcat nearly cancels"
         assert one.targets == other.targets
         assert (one.method, one.signed, one.options) == (other.method, other.signed, other.options)
 

@@ -18,7 +18,10 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 counting, quick = (importlib.import_module(name) for name in ("counting", "quick"))
 
 
-DEAR = ("integrated_gradients, a step", "transformer_attribution", "token_deletion, a step")
+DEAR = (
+    *("integrated_gradients, a step", "transformer_attribution", "token_deletion, a step"),
+    *("libra_fullgrad, biases", "attcat", "gae, Libra", "xgradcam", "hirescam"),
+)
 
 
 @pytest.mark.parametrize(

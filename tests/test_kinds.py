@@ -13,7 +13,7 @@ import torch
 import zoo
 from conftest import off
 from machine import DIFFERENCES, ROUNDING, rare
-from test_methods import CHEAP
+from test_methods import CHEAP, IN_MODULES
 from torch import Tensor, nn
 
 import vitreous
@@ -146,7 +146,7 @@ KINDS: dict[str, Kind] = {
     "columns": Kind(lambda: Vit(COLUMNS), Vit),
     "permuted": Kind(lambda: Vit(PERMUTED, cls=True), lambda: Vit(cls=True)),
     "penultimate": Kind(Penultimate, Shallow),
-    "twice": Kind(Twice, Vit, refused=("value_zeroing", "legrad")),
+    "twice": Kind(Twice, Vit, refused=IN_MODULES),
     "ensemble": Kind(Ensemble, lambda: Vit(cls=True), refused=("legrad",)),
     "one output": Kind(lambda: Vit(outputs=1), Vit, other=("optimus", "vit_cx")),
     "sigmoid": Kind(lambda: nn.Sequential(Vit(), nn.Sigmoid())),

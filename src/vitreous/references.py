@@ -126,6 +126,20 @@ REFERENCES: dict[str, Reference] = {
         "ICLR",
         arxiv("2010.11929"),
     ),
+    "draelos2020hirescam": Reference(
+        "Draelos, Carin",
+        2020,
+        "Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks",
+        "arXiv",
+        arxiv("2011.08891"),
+    ),
+    "fu2020axiom": Reference(
+        "Fu, Hu, Dong, Guo, Gao, Li",
+        2020,
+        "Axiom-based Grad-CAM: towards accurate visualization and explanation of CNNs",
+        "BMVC",
+        arxiv("2008.02312"),
+    ),
     "gildenblat2020exploring": Reference(
         "Gildenblat",
         2020,
@@ -161,6 +175,13 @@ REFERENCES: dict[str, Reference] = {
         "blog post",
         "https://fxnnxc.github.io",
     ),
+    "mehri2025libragrad": Reference(
+        "Mehri, Baghshah, Pilehvar",
+        2025,
+        "LibraGrad: balancing gradient flow for universally better vision transformer attributions",
+        "CVPR",
+        arxiv("2411.16760"),
+    ),
     "mohebbi2023quantifying": Reference(
         "Mohebbi, Zuidema, Chrupała, Alishahi",
         2023,
@@ -182,6 +203,13 @@ REFERENCES: dict[str, Reference] = {
         "RISE: randomized input sampling for explanation of black-box models",
         "BMVC",
         arxiv("1806.07421"),
+    ),
+    "qiang2022attcat": Reference(
+        "Qiang, Pan, Li, Li, Jang, Zhu",
+        2022,
+        "AttCAT: explaining transformers via attentive class activation tokens",
+        "NeurIPS",
+        "https://papers.nips.cc/paper_files/paper/2022/hash/20e45668fefa793bd9f2edf19be12c4b-Abstract-Conference.html",
     ),
     "rebuffi2020there": Reference(
         "Rebuffi, Fong, Ji, Vedaldi",
