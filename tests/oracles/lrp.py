@@ -145,10 +145,23 @@ def merge(heads: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- the rules
 
 
-def through_linear(x: Tensor, weight: Tensor, bias: Tensor, r: Tensor) -> Tensor:
-    """Each input's contribution to each output, as a share of that output; the bias keeps its own."""
-    parts = x[:, None] * weight  # [N out in]
+def through_linear(x: Tensor, weight: Tensor, bias: Tensor, r: Tensor, gamma: float = 0.0) -> Tensor:
+    """Each input's contribution to each output, as a share of that output; the bias keeps its own.
+
+    Contributions of the same sign as the output count 1 + γ times.
+    """
+    parts, bias = x[:, None] * weight, bias.expand(len(x), -1)  # [N out in], [N out]
+    sign = (parts.sum(-1) + bias).sign()
+    parts = torch.where(parts.sign() == sign[..., None], (1 + gamma) * parts, parts)
+    bias = torch.where(bias.sign() == sign, (1 + gamma) * bias, bias)
     return (parts / (parts.sum(-1) + bias)[..., None] * r[..., None]).sum(1)
+
+
+def through_residual(a: Tensor, b: Tensor, r: Tensor, gamma: float = 0.0) -> tuple[Tensor, Tensor]:
+    """a + b: an operand of the same sign as the sum counts 1 + γ times."""
+    y = a + b
+    one, other = (torch.where(z.sign() == y.sign(), (1 + gamma) * z, z) for z in (a, b))
+    return r * one / (one + other), r * other / (one + other)
 
 
 def through_norm(x: Tensor, norm: Norm, r: Tensor) -> Tensor:
@@ -187,10 +200,15 @@ def through_attention(q: Tensor, k: Tensor, v: Tensor, r: Tensor, constant: bool
     return r_q, r_k.T, r_v
 
 
-def relevance(plain: Plain, tokens: Tensor, unit: int, constant: bool) -> Tensor:
-    """Relevance of all tokens [N D] that enter the first block; `constant`: CP-LRP, else AttnLRP."""
+def relevance(
+    plain: Plain, tokens: Tensor, unit: int, constant: bool, residual: float = 0.0, linear: float = 0.0
+) -> Tensor:
+    """Relevance of all tokens [N D] that enter the first block; `constant`: CP-LRP, else AttnLRP.
+
+    `residual`: γ of ResLRP. `linear`: γ of the γ rule in linear layers.
+    """
     if not plain.blocks:
-        return from_head(plain, tokens, unit)
+        return from_head(plain, tokens, unit, linear)
     block, rest = plain.blocks[0], Plain(plain.blocks[1:], plain.norm, plain.head, plain.token)
     entering = normed(tokens, block.norm1)
     q, k, v = split(entering, block)
@@ -201,18 +219,18 @@ def relevance(plain: Plain, tokens: Tensor, unit: int, constant: bool) -> Tensor
     inner = hidden @ block.up[0].T + block.up[1]
     active = block.act(inner)
     moved = active @ block.down[0].T + block.down[1]
-    r = relevance(rest, middle + moved, unit, constant)
-    r_middle, r_moved = r * middle / (middle + moved), r * moved / (middle + moved)
-    r_inner = through_linear(active, *block.down, r_moved)  # and through the activation: all of it
-    r_middle = r_middle + through_norm(middle, block.norm2, through_linear(hidden, *block.up, r_inner))
-    r_tokens, r_attended = r_middle * tokens / middle, r_middle * attended / middle
-    r_heads = through_linear(read, *block.out, r_attended).unflatten(1, (block.heads, -1)).transpose(0, 1)
+    r = relevance(rest, middle + moved, unit, constant, residual, linear)
+    r_middle, r_moved = through_residual(middle, moved, r, residual)
+    r_inner = through_linear(active, *block.down, r_moved, linear)  # and through the activation: all of it
+    r_middle = r_middle + through_norm(middle, block.norm2, through_linear(hidden, *block.up, r_inner, linear))
+    r_tokens, r_attended = through_residual(tokens, attended, r_middle, residual)
+    r_heads = through_linear(read, *block.out, r_attended, linear).unflatten(1, (block.heads, -1)).transpose(0, 1)
     found = [through_attention(*one, constant) for one in zip(q, k, v, r_heads)]
     r_qkv = torch.cat([merge(torch.stack(part)) for part in zip(*found)], 1)
-    return r_tokens + through_norm(tokens, block.norm1, through_linear(entering, *block.qkv, r_qkv))
+    return r_tokens + through_norm(tokens, block.norm1, through_linear(entering, *block.qkv, r_qkv, linear))
 
 
-def from_head(plain: Plain, tokens: Tensor, unit: int) -> Tensor:
+def from_head(plain: Plain, tokens: Tensor, unit: int, gamma: float = 0.0) -> Tensor:
     """Relevance of the last block's output."""
     last = tokens[[plain.token]]
     final = last if plain.norm is None else normed(last, plain.norm)
@@ -221,7 +239,7 @@ def from_head(plain: Plain, tokens: Tensor, unit: int) -> Tensor:
         r[0, unit] = final[0, unit]
     else:
         weight, bias = plain.head[0][[unit]], plain.head[1][[unit]]
-        r = through_linear(final, weight, bias, final @ weight.T + bias)
+        r = through_linear(final, weight, bias, final @ weight.T + bias, gamma)
     whole = torch.zeros_like(tokens)
     whole[[plain.token]] = r if plain.norm is None else through_norm(last, plain.norm, r)
     return whole

@@ -3,7 +3,7 @@
     y = a + b      R_a = w_a·a / (w_a·a + w_b·b) · R,     w_z = 1 + γ·[sign z = sign y],     R_b alike
     as a gradient  ∂y/∂a := y·w_a / (w_a·a + w_b·b),      1 where that is 0/0
 
-The shares sum to one, and |R_a| + |R_b| ≤ (1 + 2/γ)·|R|; with γ = 0, where a and b nearly cancel, there is no such bound.
+The shares sum to one, and |R_a| + |R_b| ≤ (1 + 2/γ)·|R|. With γ = 0 there is no bound where a and b nearly cancel.
 """
 
 from __future__ import annotations
