@@ -140,7 +140,7 @@ class Kind:
     refused: tuple[str, ...] = ()  # methods that say why they cannot
 
 
-DRAWN = ("random", "occlusion", "rise", "vit_cx", "smoothgrad", "cass_attention", "optimus")  # from all pixels
+DRAWN = ("random", "occlusion", "rise", "vit_cx", "smoothgrad", "cass_attention", "optimus", "tis")  # from all pixels
 
 KINDS: dict[str, Kind] = {
     "columns": Kind(lambda: Vit(COLUMNS), Vit),
@@ -160,7 +160,7 @@ KINDS: dict[str, Kind] = {
     "mixing": Kind(Mixing, Vit),
 }
 FREQUENT = ("odd size",)  # tried by every quick method in the default suite
-COSTLY = ("optimus", "vit_cx", "attention_flow", "rise", "occlusion")
+COSTLY = ("optimus", "vit_cx", "attention_flow", "rise", "occlusion", "tis")
 
 
 def is_quick(method: str, kind: str) -> bool:

@@ -16,13 +16,15 @@ from vitreous import METHODS
 from vitreous.errors import Unsupported
 
 CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly defaults
+    "beyond_intuition": {"steps": 3},
     "cass_attention": {"samples": 2},
     "integrated_gradients": {"steps": 3},
     "rise": {"masks": 8},
     "optimus": {"single_heads": False, "controls": 3},
     "smoothgrad": {"samples": 2},
+    "tis": {"masks": 8},
 }
-IN_MODULES = ("legrad", "value_zeroing")  # methods that need layers in modules of their own
+IN_MODULES = ("beyond_intuition", "legrad", "tis", "value_zeroing")  # methods that need layers in modules of their own
 ROUGH = ("transformer_attribution",)  # methods whose maps bfloat16 changes much: see test_lrp
 
 

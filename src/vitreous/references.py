@@ -109,12 +109,26 @@ REFERENCES: dict[str, Reference] = {
         "CVPR",
         arxiv("2012.09838"),
     ),
+    "chen2023beyond": Reference(
+        "Chen, Li, Yu, Dou, Xiong",
+        2023,
+        "Beyond intuition: rethinking token attributions inside transformers",
+        "TMLR",
+        "https://openreview.net/forum?id=rm0zIzlhcX",
+    ),
     "dosovitskiy2021image": Reference(
         "Dosovitskiy et al.",
         2021,
         "An image is worth 16x16 words: transformers for image recognition at scale",
         "ICLR",
         arxiv("2010.11929"),
+    ),
+    "englebert2023explaining": Reference(
+        "Englebert, Stassin, Nanfack, Mahmoudi, Siebert, Cornu, De Vleeschouwer",
+        2023,
+        "Explaining through transformer input sampling",
+        "ICCV Workshops",
+        "https://doi.org/10.1109/ICCVW60793.2023.00088",
     ),
     "gildenblat2020exploring": Reference(
         "Gildenblat",

@@ -106,6 +106,23 @@ def value_zeroing(
     layer: one layer's own row, from 0, or from the end by -1, -2, …; none: all layers
     """
 
+def beyond_intuition(
+    *,
+    variant: Literal["token", "head"] = "token",
+    start_layer: int = 6,
+    steps: int = 20,
+    path: Literal["input", "tokens"] = "input",
+) -> ConfiguredMethod:
+    """Attention of the upper layers, weighted by how much it changes the tokens, times the mean gradient of the last
+    attention; a sharp map for a class.
+
+    variant: what weights the attention: the lengths of the values, or the gradient of each head
+    start_layer: first layer of the product, counted from 1 as its authors do (other methods count from 0); 6 is the
+    last layer of models with fewer; the authors start the head variant at 4
+    steps: points of the path from zero to the image, both included
+    path: what follows the path: the image (as published), or only the tokens of the last block
+    """
+
 def cdam(
     *,
     variant: Literal["vanilla", "smooth", "integrated"] = "vanilla",
@@ -296,6 +313,20 @@ def rise(
     fill: what hides: the image's mean colour, its blurred self, or zeros
     of: what is averaged
     seed: another seed gives other masks
+    """
+
+def tis(
+    *,
+    masks: int = 1024,
+    keep: float = 0.5,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The mean probability over subsets of tokens that contain a patch; like rise, without images that the model has
+    never seen, at half a forward pass for each.
+
+    masks: clusters of channels, one mask each; at most as many as there are channels
+    keep: share of the patches that a mask keeps, at least one
+    seed: another seed gives other clusters
     """
 
 def token_ablation(

@@ -13,12 +13,10 @@ from torch import Tensor
 from vitreous._support.progress import steps as told
 from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case
-from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping, scores_keeping
+from vitreous.trace.perturb.drop_tokens import Undroppable, kept, refuse_dropping, scores_keeping
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
-from vitreous.trace.perturb.variant_runs import Kept
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace
 from vitreous.types import Scores
 
 Curve = Float[Tensor, "B T"]
@@ -75,12 +73,3 @@ def take_out(case: Case, orders: Sequence[Order], steps: int, what: str, remedy:
         for step in told(range(steps), steps, what)
     ]
     return torch.stack(points, 1).view(len(orders), len(trace), steps)
-
-
-def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
-    """The tokens of these patches, with all that are no patches, in their order."""
-    layout = trace.layout
-    tokens, special = (
-        torch.tensor(some, dtype=patches.dtype, device=patches.device) for some in (layout.patch_tokens, layout.special)
-    )
-    return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values
