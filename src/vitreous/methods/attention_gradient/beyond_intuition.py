@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.methods.attention.value_runs import Layer, need_blocks, record, side_by_side
+from vitreous.methods.attention.value_runs import Layer, need_blocks, need_chain, record, side_by_side
 from vitreous.registry import method
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.run import Finished, Run, gradients
@@ -112,12 +112,8 @@ def relation(trace: Trace, factors: Iterator[Factor]) -> Relation:
 
 def recorded(trace: Trace, first: int) -> dict[int, Layer]:
     """The layers from this one on, with their blocks."""
-    layers = record(trace, trace.images, list(range(first, trace.layout.layers)))
-    count = trace.layout.tokens
-    for layer in layers.values():
-        if layer.block is not None and layer.block.entered.shape[1] != count:
-            said = f"beyond_intuition needs blocks that are given the {count} tokens of their attention"
-            raise Unsupported(f"{said}, and those of {trace.model.name} are not. Try variant=head with path=input.")
+    layers = record(trace, trace.images, list(range(max(0, first - 1), trace.layout.layers)))
+    need_chain(trace, layers, "beyond_intuition with variant=token or path=tokens", "variant=head with path=input")
     return {number: layer for number, layer in layers.items() if number >= first}
 
 
@@ -206,6 +202,8 @@ def between_tokens(trace: Trace, layer: Layer) -> Path:
 
         try:
             return trace.run(torch.zeros_like(trace.images[:1]), from_last(trace).entering(enter, len(rows)))
+        except Unsupported:
+            raise
         except ModelError as error:
             said = f"{trace.model.name} cannot run its last block on more rows than it has images"
             raise Unsupported(f"{said}, which path=tokens needs. Try path=input.") from error

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.methods.attention.value_runs import need_blocks, record
+from vitreous.methods.attention.value_runs import need_blocks, need_chain, record
 from vitreous.registry import Noted, method
 from vitreous.trace.perturb.drop_tokens import kept, refuse_dropping, scored_as, scores_keeping
 from vitreous.trace.target import Target
@@ -69,6 +69,7 @@ def channels(trace: Trace, index: int) -> Channels:
     The image runs alone, so that its clusters do not depend on the rounding of a batch.
     """
     layers = record(trace, trace.images[index : index + 1], list(range(trace.layout.layers)), projections=False)
+    need_chain(trace, layers, "tis", "token_ablation or rise")
     outs = [layer.block.out for _, layer in sorted(layers.items()) if layer.block is not None]
     found = torch.cat([trace.to_patches(out).flatten(0, 2).mT for out in outs]).cpu().double()
     return found[found.amax(1) - found.amin(1) > FLAT * found.abs().amax(1)]
