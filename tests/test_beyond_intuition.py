@@ -94,7 +94,7 @@ def test_how_near_the_short_ways_are(deit: Model, oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize("variant", ["token", "head"])
-@pytest.mark.parametrize("start", [1, 2, 3])
+@pytest.mark.parametrize("start", [2, *rare(1, 3)])
 @pytest.mark.parametrize("name", ["timm ViT", "timm ViT no CLS", "timm DeiT distilled"])
 def test_formula_by_whole_matrices(name: str, start: int, variant: str) -> None:
     """Also where the classifier reads several tokens, or the mean of all."""
@@ -109,9 +109,9 @@ def test_formula_by_whole_matrices(name: str, start: int, variant: str) -> None:
         assert off(ours[i], trace.map(expected[None])[0]) < 1e-6
 
 
-@pytest.mark.parametrize("variant", ["token", "head"])
+@pytest.mark.parametrize("variant", ["token", *rare("head")])
 @pytest.mark.parametrize(
-    "name", ["timm SigLIP", "sequence first", "HF DINOv2 eager", *rare("timm DINOv3", "hand-written", "timm BEiT")]
+    "name", ["timm SigLIP", "sequence first", *rare("HF DINOv2 eager", "timm DINOv3", "hand-written", "timm BEiT")]
 )
 def test_both_paths_have_the_same_ends(name: str, variant: str) -> None:
     """Two points are the image of zeros and the image: the same tokens in the last block, however one gets there."""
@@ -120,7 +120,7 @@ def test_both_paths_have_the_same_ends(name: str, variant: str) -> None:
     along = [explained(model, images, target, variant=variant, steps=2, path=path) for path in ("input", "tokens")]
     assert off(along[1], along[0]) <= DIFFERENCES
     three = [explained(model, images, target, variant=variant, path=path) for path in ("input", "tokens")]
-    assert off(three[1], three[0]) > 1e-3, "not so in between"
+    assert off(three[1], three[0]) > 4 * DIFFERENCES, "not so in between"
 
 
 def test_path_of_tokens_does_not_depend_on_the_batch() -> None:

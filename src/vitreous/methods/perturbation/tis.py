@@ -48,7 +48,7 @@ def tis(
     maps, counts = [], []
     for index in range(len(trace)):
         drawn = masks_of(trace, index, masks, keep, seed)
-        scores = mask_scores(trace, index, graded.of_image(index), drawn, ("tis", index, masks, keep, seed))
+        scores = mask_scores(trace, index, graded, drawn, ("tis", index, masks, keep, seed))
         maps.append(mean_kept(drawn, scores).reshape(trace.layout.grid))
         counts.append(len(drawn))
     return Noted(torch.stack(maps), {"masks": torch.tensor(counts)})
@@ -76,7 +76,7 @@ def channels(trace: Trace, index: int) -> Channels:
 
 
 def mask_scores(trace: Trace, index: int, target: Target, masks: Masks, key: Hashable | None = None) -> Scores:
-    """The score of one image with only the patches of each mask; all masks keep as many."""
+    """The score of one image with only the patches of each mask; all masks keep as many. `target`: of all images."""
     if not len(masks):
         return torch.zeros(0, device=masks.device)
     patches = masks.nonzero()[:, 1].reshape(len(masks), -1)
@@ -105,7 +105,7 @@ def centroids(points: Channels, count: int, stream: torch.Generator) -> Channels
     """At most this many different centroids; the first are different points, drawn at random."""
     found = points[torch.randperm(len(points), generator=stream)[:count]]
     labels = torch.full((len(points),), -1)
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if len(points) else 0):
         new, away = nearest(points, found)
         if torch.equal(new, labels):
             break
@@ -130,7 +130,6 @@ def means(points: Channels, labels: Int[Tensor, "_"], away: Float[Tensor, "_"], 
 
 def distinct(centroids: Channels) -> Channels:
     """Each centroid once."""
-    if not len(centroids):
-        return centroids
-    near = torch.cdist(centroids, centroids) <= FLAT * centroids.norm(dim=1).amax()
+    size = centroids.norm(dim=1)
+    near = torch.cdist(centroids, centroids) <= FLAT * torch.maximum(size[:, None], size)
     return centroids[~near.tril(-1).any(1)]
