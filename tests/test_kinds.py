@@ -140,7 +140,7 @@ class Kind:
     refused: tuple[str, ...] = ()  # methods that say why they cannot
 
 
-DRAWN = ("random", "occlusion", "rise", "vit_cx", "smoothgrad", "cass_attention", "optimus")  # from all pixels
+DRAWN = ("random", "occlusion", "rise", "vit_cx", "smoothgrad", "cass_attention", "optimus", "tis")  # from all pixels
 
 KINDS: dict[str, Kind] = {
     "columns": Kind(lambda: Vit(COLUMNS), Vit),
@@ -148,7 +148,7 @@ KINDS: dict[str, Kind] = {
     "penultimate": Kind(Penultimate, Shallow),
     "twice": Kind(Twice, Vit, refused=IN_MODULES),
     "ensemble": Kind(Ensemble, lambda: Vit(cls=True), refused=("legrad",)),
-    "one output": Kind(lambda: Vit(outputs=1), Vit, other=("optimus", "vit_cx")),
+    "one output": Kind(lambda: Vit(outputs=1), Vit, other=("optimus", "tis", "vit_cx")),
     "sigmoid": Kind(lambda: nn.Sequential(Vit(), nn.Sigmoid())),
     "1 channel": Kind(lambda: Vit(channels=1, cls=True), channels=1),
     "4 channels": Kind(lambda: Vit(channels=4, cls=True), channels=4),
@@ -160,7 +160,7 @@ KINDS: dict[str, Kind] = {
     "mixing": Kind(Mixing, Vit),
 }
 FREQUENT = ("odd size",)  # tried by every quick method in the default suite
-COSTLY = ("optimus", "vit_cx", "attention_flow", "rise", "occlusion")
+COSTLY = ("optimus", "vit_cx", "attention_flow", "rise", "occlusion", "tis")
 
 
 def is_quick(method: str, kind: str) -> bool:

@@ -16,13 +16,24 @@ from vitreous import METHODS
 from vitreous.errors import Unsupported
 
 CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly defaults
+    "beyond_intuition": {"steps": 3},
     "cass_attention": {"samples": 2},
     "integrated_gradients": {"steps": 3},
     "rise": {"masks": 8},
     "optimus": {"single_heads": False, "controls": 3},
     "smoothgrad": {"samples": 2},
+    "tis": {"masks": 8},
 }
-IN_MODULES = ("attcat", "hirescam", "legrad", "libra_fullgrad", "value_zeroing", "xgradcam")  # need layers as modules
+IN_MODULES = (  # methods that need layers in modules of their own
+    "attcat",
+    "beyond_intuition",
+    "hirescam",
+    "legrad",
+    "libra_fullgrad",
+    "tis",
+    "value_zeroing",
+    "xgradcam",
+)
 ONE_GRID = ("libra_fullgrad",)  # methods that sum layers patch by patch
 ROUGH = ("transformer_attribution",)  # methods whose maps bfloat16 changes much: see test_lrp
 

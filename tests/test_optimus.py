@@ -72,7 +72,9 @@ def test_the_best_by_the_metric_is_returned_with_its_scoreboard() -> None:
         names, maps = candidates(trace, Class(1), single_heads=True)
         others = quick_maps(trace, Class(1))
     assert {"centred_lrp", "centred_lrp table=cp", "libra_fullgrad", "attn_lrp", "gae"} <= set(others)
-    assert not {"token_ablation", "gradient", "optimus", "random"} & set(others), "quick, for a class, one value a patch"
+    assert not {"token_ablation", "gradient", "optimus", "random"} & set(others), (
+        "quick, for a class, one value a patch"
+    )
     names, maps = [*names, *others], torch.cat([maps, *(one[:, None].to(maps) for one in others.values())], 1)
     for i in range(2):
         board = found.notes["scoreboard"][i]

@@ -119,6 +119,13 @@ REFERENCES: dict[str, Reference] = {
         "CVPR",
         arxiv("2012.09838"),
     ),
+    "chen2023beyond": Reference(
+        "Chen, Li, Yu, Dou, Xiong",
+        2023,
+        "Beyond intuition: rethinking token attributions inside transformers",
+        "TMLR",
+        "https://openreview.net/forum?id=rm0zIzlhcX",
+    ),
     "dosovitskiy2021image": Reference(
         "Dosovitskiy et al.",
         2021,
@@ -139,6 +146,13 @@ REFERENCES: dict[str, Reference] = {
         "Axiom-based Grad-CAM: towards accurate visualization and explanation of CNNs",
         "BMVC",
         arxiv("2008.02312"),
+    ),
+    "englebert2023explaining": Reference(
+        "Englebert, Stassin, Nanfack, Mahmoudi, Siebert, Cornu, De Vleeschouwer",
+        2023,
+        "Explaining through transformer input sampling",
+        "ICCV Workshops",
+        "https://doi.org/10.1109/ICCVW60793.2023.00088",
     ),
     "gildenblat2020exploring": Reference(
         "Gildenblat",

@@ -4,18 +4,30 @@ from typing import Literal
 
 from vitreous.declaration import ConfiguredMethod
 
+def ensemble(
+    *,
+    members: str = "centred_lrp:2,token_ablation:1",
+) -> ConfiguredMethod:
+    """The weighted mean of the maps of several methods; by default of relevance and of what happens without each patch,
+    which together are more faithful than either.
+
+    members: methods with their weights; each map is divided by the sum of its absolute values
+    """
+
 def optimus(
     *,
     metric: str = "token_deletion",
     single_heads: bool = True,
+    methods: bool = True,
     controls: int = 16,
     seed: int = 0,
 ) -> ConfiguredMethod:
-    """The most faithful of all maps that this model's attention can give, chosen for each image by a metric; the best
-    attention map, at a high cost.
+    """The most faithful of many maps, chosen for each image by a metric: of all that this model's attention can give,
+    and of the quick methods; the best map by that metric, at a high cost.
 
     metric: the faithfulness metric that decides, see: vitreous metrics
     single_heads: try each head alone as well
+    methods: try the maps of all methods that cost a few forward passes as well
     controls: random maps that are scored beside
     seed: of the random maps
     """
@@ -118,6 +130,23 @@ def attcat(
     rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
     tokens: the tokens of a layer: those that enter its block (AttCAT) or leave it (LibraGrad)
     baseline: subtracted from each token: nothing, or the mean token of the image's patches
+    """
+
+def beyond_intuition(
+    *,
+    variant: Literal["token", "head"] = "token",
+    start_layer: int = 6,
+    steps: int = 20,
+    path: Literal["input", "tokens"] = "input",
+) -> ConfiguredMethod:
+    """Attention of the upper layers, weighted by how much it changes the tokens, times the mean gradient of the last
+    attention; a sharp map for a class.
+
+    variant: what weights the attention: the lengths of the values, or the gradient of each head
+    start_layer: first layer of the product, counted from 1 as its authors do (other methods count from 0); 6 is the
+    last layer of models with fewer; the authors start the head variant at 4
+    steps: points of the path from zero to the image, both included
+    path: what follows the path: the image (as published), or only the tokens of the last block
     """
 
 def cdam(
@@ -332,6 +361,16 @@ def attn_lrp(
     shifts: with wrt=image: average over so many shifts of the image within one patch
     """
 
+def centred_lrp(
+    *,
+    table: Literal["attn", "cp"] = "attn",
+) -> ConfiguredMethod:
+    """Relevance of every patch at every block, compared with the image's mean patch and summed over the blocks; the
+    default map for a class: quick, faithful, with evidence for and against.
+
+    table: the rules: those of attn_lrp or of cp_lrp
+    """
+
 def cp_lrp(
     *,
     wrt: Literal["tokens", "image"] = "tokens",
@@ -348,6 +387,18 @@ def cp_lrp(
     shifts: with wrt=image: average over so many shifts of the image within one patch
     """
 
+def libra_fullgrad(
+    *,
+    bias: bool = False,
+    baseline: Literal["zero", "mean"] = "zero",
+) -> ConfiguredMethod:
+    """Tokens × gradient at every block, with the Libra gradient, summed over the blocks (FullGrad+); use it for
+    faithful evidence for and against a class.
+
+    bias: also what the biases of each token contribute, image by image
+    baseline: subtracted from each token: nothing, or the mean token of the image's patches
+    """
+
 def res_lrp(
     *,
     gamma: float = 1.0,
@@ -362,18 +413,6 @@ def res_lrp(
     table: the rules of all other layers: those of attn_lrp or of cp_lrp
     wrt: relevance of the patches at the first block, or of the pixels
     shifts: with wrt=image: average over so many shifts of the image within one patch
-    """
-
-def libra_fullgrad(
-    *,
-    bias: bool = False,
-    baseline: Literal["zero", "mean"] = "zero",
-) -> ConfiguredMethod:
-    """Tokens × gradient at every block, with the Libra gradient, summed over the blocks (FullGrad+); use it for
-    faithful evidence for and against a class.
-
-    bias: also what the biases of each token contribute, image by image
-    baseline: subtracted from each token: nothing, or the mean token of the image's patches
     """
 
 def occlusion(
@@ -410,6 +449,20 @@ def rise(
     fill: what hides: the image's mean colour, its blurred self, or zeros
     of: what is averaged
     seed: another seed gives other masks
+    """
+
+def tis(
+    *,
+    masks: int = 1024,
+    keep: float = 0.5,
+    seed: int = 0,
+) -> ConfiguredMethod:
+    """The mean probability over subsets of tokens that contain a patch; like rise, without images that the model has
+    never seen, at half a forward pass for each.
+
+    masks: clusters of channels, one mask each; at most as many as there are channels
+    keep: share of the patches that a mask keeps, at least one
+    seed: another seed gives other clusters
     """
 
 def token_ablation(

@@ -38,7 +38,7 @@ class Trace:
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
-        self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # outputs and embeddings of variants, for other targets
+        self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
         self._sum = later(self.images.sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
         if not keeps_apart(self):

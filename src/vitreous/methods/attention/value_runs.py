@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from vitreous.capture.attention import Attention, widen
+from vitreous.capture.attention import Attention, near, widen
 from vitreous.capture.capture import Capture, Enough
 from vitreous.errors import CaptureError, Unsupported
 from vitreous.trace.trace import Trace
@@ -151,6 +152,15 @@ def need_blocks(trace: Trace, method: str, remedy: str) -> None:
         raise Unsupported(
             f"{method} needs each layer in a separate module, and {trace.model.name} has no such modules. Try {remedy}."
         )
+
+
+def need_chain(trace: Trace, layers: dict[int, Layer], method: str, remedy: str) -> None:
+    """Raise unless each recorded block is given all tokens, as the one before it returned them."""
+    blocks = [layer.block for _, layer in sorted(layers.items()) if layer.block is not None]
+    whole = all(block.entered.shape[1] == trace.layout.tokens for block in blocks)
+    if not whole or not all(near(one.left, other.given) for one, other in pairwise(blocks)):
+        said = f"{trace.model.name} does not pass its tokens from block to block"
+        raise Unsupported(f"{said} (are they added outside of them?), which {method} needs. Try {remedy}.")
 
 
 def record(

@@ -15,12 +15,17 @@ from vitreous.capture.attention import widen
 from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case
 from vitreous.models.output import Of
-from vitreous.trace.perturb.drop_tokens import Undroppable, ends_keeping, has_room, refuse_dropping, scores_keeping
+from vitreous.trace.perturb.drop_tokens import (
+    Undroppable,
+    ends_keeping,
+    has_room,
+    kept,
+    refuse_dropping,
+    scores_keeping,
+)
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
-from vitreous.trace.perturb.variant_runs import Kept
 from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace
 from vitreous.types import Scores
 
 Curve = Float[Tensor, "B T"]
@@ -100,12 +105,3 @@ def without(case: Case, target: Target, orders: Mapping[Way, Order], count: int)
         made = [end.chunk(len(new)) for end in ends_keeping(trace, rows * len(new), keep)]
         ends.update({("without", way, count): (output, embedding) for way, output, embedding in zip(new, *made)})
     return torch.stack([widen(target.of_rows(rows)(*ends["without", way, count])) for way in orders])
-
-
-def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
-    """The tokens of these patches, with all that are no patches, in their order."""
-    layout = trace.layout
-    tokens, special = (
-        torch.tensor(some, dtype=patches.dtype, device=patches.device) for some in (layout.patch_tokens, layout.special)
-    )
-    return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values

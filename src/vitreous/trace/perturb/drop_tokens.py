@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
@@ -54,7 +54,12 @@ def scores_without(
 
 
 def scores_keeping(
-    trace: Trace, target: Target, rows: Sequence[int], keep: Kept, what: str | None = None
+    trace: Trace,
+    target: Target,
+    rows: Sequence[int],
+    keep: Kept,
+    what: str | None = None,
+    key: Hashable | None = None,
 ) -> VariantScores:
     """The score of image `rows[i]` with only the tokens `keep[i]`; the others are cut out, which saves time."""
     refuse_dropping(trace)
@@ -63,7 +68,7 @@ def scores_keeping(
     def run(part: slice) -> Finished:
         return run_keeping(trace, rows[part], keep[part], cut)
 
-    return scores_each(trace, target, rows, run, what, keep.shape[1] / trace.layout.tokens if cut else 1.0)
+    return scores_each(trace, target, rows, run, what, keep.shape[1] / trace.layout.tokens if cut else 1.0, key)
 
 
 def ends_keeping(trace: Trace, rows: Sequence[int], keep: Kept) -> tuple[Tensor, ...]:
@@ -175,6 +180,15 @@ def run_without(trace: Trace, image: Images, gone: Gone) -> Finished:
 def fewer(how: Run, tokens: int) -> Run:
     """The same run with this number of tokens."""
     return how if how.narrow is None else how.narrowed(Narrow(how.narrow.fold, tokens))
+
+
+def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
+    """The tokens of these patches, with all that are no patches, in their order."""
+    layout = trace.layout
+    tokens, special = (
+        torch.tensor(some, dtype=patches.dtype, device=patches.device) for some in (layout.patch_tokens, layout.special)
+    )
+    return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values
 
 
 def gone_of(trace: Trace, keep: Kept) -> Gone:
