@@ -22,7 +22,7 @@ CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly
     "optimus": {"single_heads": False, "controls": 3},
     "smoothgrad": {"samples": 2},
 }
-IN_MODULES = ("legrad", "value_zeroing")  # methods that need layers in modules of their own
+IN_MODULES = ("clip_surgery", "legrad", "maskclip", "value_zeroing")  # methods that need layers in modules of their own
 ROUGH = ("transformer_attribution",)  # methods whose maps bfloat16 changes much: see test_lrp
 
 
