@@ -218,11 +218,18 @@ def parse_settings(given: list[str], metrics: bool = False) -> Settings:
         if found is None:
             raise OptionError(f"--set {text}: write method.option=value, e.g. --set rollout.discard=0.9")
         name, option = found[1].replace("-", "_"), found[2].replace("-", "_")
-        value = parse_value(found[3].strip())
         known: Declared = METRICS[name] if metrics and name in METRICS else METHODS[name]
+        value = parse_option(known, option, found[3].strip())
         known.check({option: value})
         settings.setdefault(name, {})[option] = value
     return settings
+
+
+def parse_option(known: Declared, option: str, text: str) -> Any:
+    """Parse the value of an option; one that takes texts, or this very word, takes it as it is."""
+    taken = known.options.model_json_schema().get("properties", {}).get(option, {})
+    is_word = taken.get("type") == "string" and text in taken.get("enum", [text])
+    return text if is_word else parse_value(text)
 
 
 def parse_value(text: str) -> Any:

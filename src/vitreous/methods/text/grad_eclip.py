@@ -36,7 +36,7 @@ def grad_eclip(
     *,
     heads: Annotated[
         Literal["true", "one"],
-        Field(description="the last attention with the model's own heads, or, as its authors ran it, with a single one"),
+        Field(description="the model's own heads in the last attention, or, as its authors ran it, a single one"),
     ] = "true",
     ksim: Annotated[
         Similarity,
@@ -154,6 +154,6 @@ def as_one_head(call: Attention) -> Heads:
         raise Unsupported(f"{ONE} has no single bias for heads with a bias of their own; {OWN}")
     q, k, scale = found
     b, h, n, d = q.shape
-    flat = (side_by_side(t.to(call.v.dtype))[:, None] for t in (q * (scale * d**0.5), k, call.v))
-    one = F.scaled_dot_product_attention(*flat, attn_mask=call.bias)
+    query, key, value = (side_by_side(t.to(call.v.dtype))[:, None] for t in (q * (scale * d**0.5), k, call.v))
+    one = F.scaled_dot_product_attention(query, key, value, attn_mask=call.bias)
     return one.reshape(b, n, h, -1).transpose(1, 2)
