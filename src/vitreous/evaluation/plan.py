@@ -55,7 +55,18 @@ def pick_methods(given: Methods | None) -> list[str | ConfiguredMethod]:
     asked = [one.name for one in METHODS.values() if one.quick] if given is None else listed_methods(given)
     if asked == ["all"]:
         asked = list(METHODS)
-    return list({label_of(one): one for one in (*CONTROLS, *asked)}.values())
+    found: dict[str, str | ConfiguredMethod] = {}
+    for one in (*CONTROLS, *asked):
+        label = label_of(one)
+        if not_registered(one) and found.get(label, one) != one:
+            raise OptionError(f"two methods are called {label}; give each a name: from_captum(…, name=…)")
+        found[label] = one
+    return list(found.values())
+
+
+def not_registered(one: str | ConfiguredMethod) -> bool:
+    """Whether a method is known only to who made it: it cannot be found by its name."""
+    return isinstance(one, ConfiguredMethod) and one.name not in METHODS
 
 
 def label_of(one: str | ConfiguredMethod) -> str:
@@ -70,6 +81,8 @@ def by_name(given: Methods | None, options: Settings) -> tuple[list[str] | None,
     asked = dict.fromkeys(listed_methods(given))
     names = [one if isinstance(one, str) else one.name for one in asked]
     own = {one.name: one.options for one in asked if isinstance(one, ConfiguredMethod)}
+    for one in filter(not_registered, asked):
+        raise OptionError(f"a study keeps methods by their names, and {one!r} has none; use run_leaderboard")
     for name in names:
         if names.count(name) > 1 or (name in own and name in options):
             raise OptionError(f"{name} is asked for with several choices of options; give one")
