@@ -271,9 +271,32 @@ def test_queries_and_keys_of_attention_that_is_written_out(name: str) -> None:
         assert off(seen[1], expected[1]) < 1e-6
 
 
-def test_queries_and_keys_that_cannot_be_known() -> None:
-    layer = Trace(zoo.model("hand-written"), zoo.images("hand-written")).attention[0]
-    assert layer.projected() is None, "an einsum may put its axes anywhere"
+class Elsewhere(zoo.Block):
+    """Queries and keys whose first axis is that of the heads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 3, 0, 1, 4)  # [H B N d]
+        a = torch.einsum("hbid,hbjd->bhij", q, k).div(4).softmax(dim=-1)
+        return x + self.out(torch.einsum("bhij,hbjd->bihd", a, v).flatten(2))
+
+
+def test_queries_and_keys_of_an_einsum() -> None:
+    """In the axes of the output they are known; with other axes they are not."""
+    net, images = zoo.network("hand-written"), zoo.images("hand-written")
+    layer = Trace(zoo.model("hand-written"), images).attention[0]
+    found = layer.projected()
+    assert found is not None
+    assert off((found[0] @ found[1].mT * found[2]).softmax(-1), layer.weights) < 1e-4
+    kept: list[torch.Tensor] = []
+    hook = net.first.qkv.register_forward_hook(lambda module, args, out: kept.append(out))
+    with torch.no_grad():
+        net(images)
+    hook.remove()
+    queries, keys, _ = kept[0].unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+    assert off(found[0], queries) < 1e-6 and off(found[1], keys) < 1e-6
+    net = zoo.HandWritten().eval()
+    net.first, net.second, net.third = (Elsewhere() for _ in range(3))
+    assert Trace(Model(net), images).attention[0].projected() is None
 
 
 class Card(torch.Tensor):

@@ -142,12 +142,14 @@ class Kind:
 
 DRAWN = ("random", "occlusion", "rise", "vit_cx", "smoothgrad", "cass_attention", "optimus", "tis")  # from all pixels
 
+ROWS_BEHIND = ("legrad", "clip_surgery", "maskclip")  # methods that run more rows behind the blocks
+
 KINDS: dict[str, Kind] = {
     "columns": Kind(lambda: Vit(COLUMNS), Vit),
     "permuted": Kind(lambda: Vit(PERMUTED, cls=True), lambda: Vit(cls=True)),
     "penultimate": Kind(Penultimate, Shallow),
     "twice": Kind(Twice, Vit, refused=IN_MODULES),
-    "ensemble": Kind(Ensemble, lambda: Vit(cls=True), refused=("legrad",)),
+    "ensemble": Kind(Ensemble, lambda: Vit(cls=True), refused=ROWS_BEHIND),
     "one output": Kind(lambda: Vit(outputs=1), Vit, other=("optimus", "tis", "vit_cx")),
     "sigmoid": Kind(lambda: nn.Sequential(Vit(), nn.Sigmoid())),
     "1 channel": Kind(lambda: Vit(channels=1, cls=True), channels=1),

@@ -27,14 +27,17 @@ CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly
 IN_MODULES = (  # methods that need layers in modules of their own
     "attcat",
     "beyond_intuition",
+    "centred_lrp",
+    "clip_surgery",
     "hirescam",
     "legrad",
     "libra_fullgrad",
+    "maskclip",
     "tis",
     "value_zeroing",
     "xgradcam",
 )
-ONE_GRID = ("libra_fullgrad",)  # methods that sum layers patch by patch
+ONE_GRID = ("centred_lrp", "libra_fullgrad")  # methods that sum layers patch by patch
 ROUGH = ("transformer_attribution",)  # methods whose maps bfloat16 changes much: see test_lrp
 
 

@@ -22,6 +22,7 @@ FAMILIES = {
     "gradient": "Gradient",
     "lrp": "Relevance propagation",
     "perturbation": "Perturbation",
+    "text": "Text",
     "complexity": "Complexity",
     "discrimination": "Class discrimination",
     "faithfulness": "Faithfulness",

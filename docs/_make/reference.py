@@ -19,6 +19,7 @@ GROUPS = {
     "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),
     "Extend": ("METHODS", "METRICS", "method", "metric", "Noted", "Case", "Measured", "Map", "Output", "Scores"),
+    "Other libraries": ("from_captum", "captum_style", "quantus_explain"),
     "Around any call": ("limit_memory", "show_progress", "replay"),
     "Errors": (
         *("VitreousError", "InputError", "ModelError", "WeightsError", "Unsupported"),

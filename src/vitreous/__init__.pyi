@@ -7,6 +7,9 @@ from .api import Trace as Trace
 from .api import explain as explain
 from .api import explain_targets as explain_targets
 from .attribution import Attribution as Attribution
+from .bridges import captum_style as captum_style
+from .bridges import from_captum as from_captum
+from .bridges import quantus_explain as quantus_explain
 from .declaration import ConfiguredMethod as ConfiguredMethod
 from .errors import CaptureError as CaptureError
 from .errors import EmptyMap as EmptyMap

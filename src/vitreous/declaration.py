@@ -97,6 +97,12 @@ class Declared:
         """The declared traits, as part of the schema."""
         return {}
 
+    def read(self, option: str, text: str) -> Any:
+        """Parse the value of an option as it is typed; one that takes texts, or this very word, takes it as it is."""
+        taken = self.options.model_json_schema().get("properties", {}).get(option, {})
+        is_word = taken.get("type") == "string" and text in taken.get("enum", [text])
+        return text if is_word else parse_value(text)
+
     def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Validate options and return all of them, defaults included; raise `OptionError` for the first wrong one."""
         for name, value in options.items():

@@ -196,6 +196,13 @@ REFERENCES: dict[str, Reference] = {
         "CVPR",
         arxiv("2411.16760"),
     ),
+    "li2023closer": Reference(
+        "Li, Wang, Duan, Zhang, Li",
+        2023,
+        "A closer look at the explainability of contrastive language-image pre-training",
+        "arXiv",
+        arxiv("2304.05653"),
+    ),
     "mohebbi2023quantifying": Reference(
         "Mohebbi, Zuidema, Chrupała, Alishahi",
         2023,
@@ -303,5 +310,15 @@ REFERENCES: dict[str, Reference] = {
         "Top-down neural attention by excitation backprop",
         "IJCV",
         arxiv("1608.00507"),
+    ),
+    "zhao2024gradient": Reference(
+        "Zhao, Wang, Zeng, Zhao, Chan",
+        2024,
+        "Gradient-based visual explanation for transformer-based CLIP",
+        "ICML",
+        "https://proceedings.mlr.press/v235/zhao24p.html",
+    ),
+    "zhou2022extract": Reference(
+        "Zhou, Loy, Dai", 2022, "Extract free dense labels from CLIP", "ECCV", arxiv("2112.01071")
     ),
 }

@@ -158,12 +158,14 @@ class Attention:
             return None
         if any(t.ndim != self.node.ndim for t in self.factors):
             return None
-        q, kt = (widen(self.fold(t)) for t in self.factors)
+        q, k = (widen(self.fold(t)) for t in self.factors)
         b, h, n, m = self.shape
-        if q.shape[:3] != (b, h, n) or kt.shape != (b, h, q.shape[-1], m):
-            return None
-        s = self.fitted((q @ kt).detach())
-        return None if s is None else (q, kt.mT, s)
+        for kt in (k, k.mT):  # multiplied as Kᵀ, or as K by an einsum
+            if q.shape[:3] == (b, h, n) and kt.shape == (b, h, q.shape[-1], m):
+                s = self.fitted((q @ kt).detach())
+                if s is not None:
+                    return q, kt.mT, s
+        return None
 
     def fitted(self, scores: Weights) -> float | None:
         """s with A = softmax(s·scores), if there is one."""

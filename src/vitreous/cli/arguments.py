@@ -220,7 +220,6 @@ def fields_of(group: Any) -> Iterator[inspect.Parameter]:
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:
     """Parse ["rollout.discard=0.9"] to {"rollout": {"discard": 0.9}}; `metrics`: also accept options of metrics."""
-    from vitreous.declaration import parse_value
     from vitreous.registry import METHODS, METRICS
 
     settings: Settings = {}
@@ -229,8 +228,8 @@ def parse_settings(given: list[str], metrics: bool = False) -> Settings:
         if found is None:
             raise OptionError(f"--set {text}: write method.option=value, e.g. --set rollout.discard=0.9")
         name, option = found[1].replace("-", "_"), found[2].replace("-", "_")
-        value = parse_value(found[3].strip())
         known: Declared = METRICS[name] if metrics and name in METRICS else METHODS[name]
+        value = known.read(option, found[3].strip())
         known.check({option: value})
         settings.setdefault(name, {})[option] = value
     return settings

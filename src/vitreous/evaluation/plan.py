@@ -64,7 +64,10 @@ def make_plan(
             raise OptionError(f"options for {name}: it is not among the methods and metrics asked for by name")
     found: dict[str, Asked[Method]] = {}
     for label, asked in (as_row(one, options) for one in rows):
-        if found.setdefault(label, asked).values != asked.values:
+        first = found.setdefault(label, asked)
+        if first.declared is not asked.declared:
+            raise OptionError(f"two methods are called {label}; give each a name: from_captum(…, name=…)")
+        if first.values != asked.values:
             raise OptionError(f"two rows would be named {label!r}; give their options with the methods alone")
     columns.sort(key=lambda one: describes(one.declared))
     return Plan(found, dict(as_column(one, options) for one in columns), target, seed, notes)
@@ -94,6 +97,11 @@ def pick_methods(given: Methods | None) -> list[str | ConfiguredMethod]:
     return list(dict.fromkeys((*CONTROLS, *asked)))
 
 
+def not_registered(one: str | ConfiguredMethod) -> bool:
+    """Whether a method is known only to who made it: it cannot be found by its name."""
+    return isinstance(one, ConfiguredMethod) and one.name not in METHODS
+
+
 def chosen_methods(given: Methods) -> list[str | ConfiguredMethod]:
     """Every method that is named; of a spelled choice of options, the configured method."""
     asked = listed_methods(given)
@@ -107,6 +115,8 @@ def by_name(given: Methods | None, options: Settings) -> tuple[list[str] | None,
     asked = [configured(one) for one in dict.fromkeys(listed_methods(given))]
     names = [one if isinstance(one, str) else one.name for one in asked]
     own = {one.name: one.options for one in asked if isinstance(one, ConfiguredMethod)}
+    for one in filter(not_registered, asked):
+        raise OptionError(f"a study keeps methods by their names, and {one!r} has none; use run_leaderboard")
     for name in names:
         if names.count(name) > 1 or (name in own and name in options):
             raise OptionError(f"{name} is asked for with several choices of options; give one")

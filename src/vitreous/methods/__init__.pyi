@@ -488,3 +488,37 @@ def vit_cx(
     noise: standard deviation of what hides; 0: zeros
     seed: another seed gives other noise
     """
+
+def clip_surgery(
+    *,
+    prompts: str = "",
+    empty: bool = True,
+    start_layer: int | None = None,
+) -> ConfiguredMethod:
+    """How much each patch alone resembles a text, values attending to values; use it to find what a text names.
+
+    prompts: texts, separated by |: what they and the target have in common is subtracted
+    empty: without prompts: subtract the similarity to the empty text, if the target is a text
+    start_layer: the first layer with value–value attention; none: the middle one
+    """
+
+def grad_eclip(
+    *,
+    heads: Literal["true", "one"] = "true",
+    ksim: Literal["proj", "qk", "none"] = "proj",
+) -> ConfiguredMethod:
+    """The values of the last attention that raise the score, loosely weighted by attention; for texts, classes and
+    concepts.
+
+    heads: the model's own heads in the last attention, or, as its authors ran it, a single one
+    ksim: similarity of query and key that takes the place of attention, W_O applied or not; none: 1
+    """
+
+def maskclip(
+    *,
+    ksim: bool = False,
+) -> ConfiguredMethod:
+    """The score of each patch alone, its value in place of attention in the last block; use it to find a text's region.
+
+    ksim: times the similarity of a patch's key to that of the token that is read
+    """

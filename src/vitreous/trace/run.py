@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vitreous.capture.attention import Attention, same, widen
 from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
@@ -56,7 +57,8 @@ class Run:
     forms: Forms | None = None  # computes the output of attention calls in place of the kernel
     narrow: Narrow | None = None
     enter: Edit | None = None  # applied to the tokens that enter the block of `layer` (or the first block)
-    count: int | None = None  # the number of images after `enter`
+    leave: Edit | None = None  # applied to the tokens that leave the last block
+    count: int | None = None  # the number of images after `enter` or `leave`
     extend: Extend | None = None  # rows to append after the last block
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -91,6 +93,10 @@ class Run:
     def entering(self, change: Edit, count: int | None = None) -> Run:
         """Change the tokens that enter the block, possibly to `count` images."""
         return replace(self, enter=change, count=count)
+
+    def leaving(self, change: Edit, count: int) -> Run:
+        """Change the tokens that leave the last block to those of `count` images, of any number of tokens."""
+        return replace(self, leave=change, count=count)
 
     def extended(self, extend: Extend) -> Run:
         """Append rows made from the outputs of all blocks after the last one; no gradient passes between blocks."""
@@ -147,6 +153,8 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         stack.enter_context(how.within())
         if how.enter is not None:
             stack.enter_context(entering(block_of(model, layout, how.layer or 0), how.enter))
+        if how.leave is not None:
+            stack.callback(leaving(model, layout, how.leave).remove)
         if how.extend is not None:
             stack.enter_context(extending(model, layout, how.extend))
         most = layout.calls if how.ends and not still.hooked else None
@@ -210,6 +218,20 @@ def narrowed_block(model: Model, layout: Layout, narrow: Narrow, forms: Forms | 
         fold=narrow.fold,
         show=forms.show if isinstance(forms, Follower) else None,
     )
+
+
+def leaving(model: Model, layout: Layout, change: Edit) -> RemovableHandle:
+    """A hook that changes the tokens that leave the last block, a module that may hold earlier layers too."""
+    last, calls = block_of(model, layout, layout.layers - 1), 0
+
+    def replaced(module: nn.Module, args: Any, out: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < layout.blocks.count(layout.blocks[-1]):
+            return out
+        return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+
+    return last.register_forward_hook(own_thread(replaced))
 
 
 def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:

@@ -1,0 +1,1 @@
+"""Methods for models that compare images with texts; they take any other target too."""
