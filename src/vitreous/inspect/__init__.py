@@ -8,8 +8,8 @@ from vitreous.inspect.discard import Discard, discard
 from vitreous.inspect.flow import Flow, flow
 from vitreous.inspect.heads import Heads, heads
 from vitreous.inspect.layers import Layers, layers
+from vitreous.inspect.outliers.registers import Registers, registers
 from vitreous.inspect.qk import QK, qk
-from vitreous.inspect.registers.registers import Registers, registers
 from vitreous.inspect.view import View
 
 __all__ = [

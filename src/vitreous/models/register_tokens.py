@@ -29,7 +29,7 @@ class Registers:
 
     def add(self, tokens: Tensor) -> Tensor:
         """The tokens with registers of zeros."""
-        first, rest = tokens.split([self.at, tokens.shape[self.axis] - self.at], self.axis)
+        first, rest = tokens.split_with_sizes([self.at, tokens.shape[self.axis] - self.at], self.axis)
         return torch.cat([first, self.blank(tokens, self.count), rest], self.axis)
 
     def blank(self, tokens: Tensor, count: int) -> Tensor:
@@ -38,7 +38,7 @@ class Registers:
 
     def remove(self, tokens: Tensor) -> Tensor:
         n = tokens.shape[self.axis]
-        first, _, rest = tokens.split([self.at, self.count, n - self.at - self.count], self.axis)
+        first, _, rest = tokens.split_with_sizes([self.at, self.count, n - self.at - self.count], self.axis)
         return torch.cat([first, rest], self.axis)
 
     def move(self, hidden: Tensor, units: Int[Tensor, "U"]) -> Tensor:
@@ -51,7 +51,7 @@ class Registers:
         if patches < 0:
             return hidden
         own = hidden.index_select(-1, units)
-        first, _, of_patches, last = own.split([self.at, self.count, patches, self.behind], self.axis)
+        first, _, of_patches, last = own.split_with_sizes([self.at, self.count, patches, self.behind], self.axis)
         size = of_patches.detach().abs()
         setattr(size, UNITS, True)
         sizes, places = size.topk(min(self.count, patches), self.axis)

@@ -12,8 +12,8 @@ from torch import nn
 
 from vitreous.capture.attention import near
 from vitreous.errors import ModelError, OptionError, Unsupported, one_line
-from vitreous.inspect.registers.mlps import Mlp, find_mlps
-from vitreous.inspect.registers.registers import RATIO, registers
+from vitreous.inspect.outliers.mlps import Mlp, find_mlps
+from vitreous.inspect.outliers.registers import RATIO, registers
 from vitreous.inspect.view import AnyModel, refuse_view
 from vitreous.models.layout import Layout
 from vitreous.models.libraries import PREFIXES
@@ -78,7 +78,7 @@ def with_registers(
     trace = Trace(original, noise_images(original, original.size)[:1])
     refuse_repair(trace)
     places = listed(neurons) if neurons is not None else found_on(original, images, most, ratio)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.enable_grad():  # the layout of the copy is measured by gradients
         mlps = find_mlps(trace)
         check_places(original, places, mlps)
         tokens = Tokens(count, trace.layout.prefix, trace.layout.suffix, 1 - trace.batch_axis)
@@ -126,7 +126,9 @@ def check_places(model: Model, places: Sequence[Place], mlps: dict[int, Mlp]) ->
             known = [number for number, mlp in mlps.items() if mlp.flat]
             raise OptionError(f"neurons: layer {layer} of {model.name} has no MLP; the layers {known} have one")
         if not 0 <= unit < mlps[layer].units:
-            raise OptionError(f"neurons: layer {layer} of {model.name} has units 0 to {mlps[layer].units - 1}, not {unit}")
+            raise OptionError(
+                f"neurons: layer {layer} of {model.name} has units 0 to {mlps[layer].units - 1}, not {unit}"
+            )
 
 
 # ------------------------------------------------------------------------------------------------------------ the copy

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float
 from vitreous._support.words import count_of, percent
 from vitreous.attribution import Views
 from vitreous.errors import OptionError
-from vitreous.inspect.registers.measure import Images, Norms, Shares, Unit, norms_of, ratios_of, shares_of, units_of
-from vitreous.inspect.registers.mlps import find_mlps
+from vitreous.inspect.outliers.measure import Images, Norms, Shares, Unit, norms_of, ratios_of, shares_of, units_of
+from vitreous.inspect.outliers.mlps import find_mlps
 from vitreous.inspect.view import AnyModel, View, refuse_view
 from vitreous.trace.apply import as_images, as_model, of_model
 from vitreous.trace.tokens import readout_name
@@ -87,8 +87,8 @@ class Registers(View):
         total, images = int(self.outliers.sum()), len(self.images)
         among = f" in {int(self.affected.sum())} of {images} images" if images > 1 else ""
         if not total:
-            most = float(self.largest.max())
-            return f"no outliers: the longest token{among and ' of all images'} has {most:.2g} times the median norm"
+            most = f"has {self.largest[:, self.layer].max():.2g} times the median norm"
+            return f"no outliers: the longest token after layer {self.layer}{among and ', of all images,'} {most}"
         read = self.share(self.read_share)
         peak = int(read.argmax())
         return (
@@ -98,12 +98,21 @@ class Registers(View):
         )
 
     @property
+    def provenance(self) -> dict[str, Any]:
+        return {**super().provenance, "units": self.details["units"]}
+
+    @property
     def details(self) -> dict[str, Any]:
         return {
             "ratio": self.ratio,
             "layer": self.layer,
             "onset": self.onset,
-            "outliers": dict(zip(self.images, self.outliers.sum((1, 2)).tolist())),
+            "outliers": [
+                {"image": name, "count": int(count), "largest": float(largest)}
+                for name, count, largest in zip(
+                    self.images, self.outliers.sum((1, 2)), self.largest[:, self.layer], strict=True
+                )
+            ],
             "largest": self.largest.max(0).tolist(),
             "read_share": self.share(self.read_share).tolist(),
             "mean_share": self.share(self.mean_share).tolist(),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous._support.memory import in_batches
 from vitreous.capture.attention import Attention, widen
-from vitreous.inspect.registers.mlps import Mlp, watch_blocks, watch_units
+from vitreous.inspect.outliers.mlps import Mlp, watch_blocks, watch_units
 from vitreous.models.model import Model
 from vitreous.trace.apply import images_at_once
 from vitreous.trace.run import Run
@@ -166,5 +166,3 @@ def ranked(
             sizes = {"outliers": float(inside[unit]), "others": float(outside[unit]), "adds": float(adds[unit])}
             found.append(Unit(layer=mlp.layer, unit=unit, **sizes))
     return sorted(found, key=lambda one: -one.rise)[:most]
-
-
