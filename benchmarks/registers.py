@@ -2,7 +2,7 @@
 
 python benchmarks/registers.py --weights deit_tiny_patch16_224.safetensors --images imagenet-samples --pets pets
 
-`--images`: a folder of photos with a labels.csv (name, imagenet_index); `--pets`: one with images, masks and labels.csv.
+`--images`: a folder of photos with a labels.csv (name, imagenet_index); `--pets`: one with images/, masks/ and such a CSV
 Register neurons are found on the first photos of a random order, and everything is measured on the others.
 """
 
@@ -93,9 +93,8 @@ def maps(plain: vitreous.Model, repaired: vitreous.Model, pets: Path, count: int
                 scores.append(np.asarray(found.values, np.float64))
             change = scores[1] - scores[0]
             error = change.std(ddof=1) / len(change) ** 0.5
-            print(
-                f"  {method:10s} {metric:8s} {scores[0].mean():.3f} -> {scores[1].mean():.3f} ({change.mean():+.3f} ± {error:.3f})"
-            )
+            means = f"{scores[0].mean():.3f} -> {scores[1].mean():.3f}"
+            print(f"  {method:10s} {metric:8s} {means} ({change.mean():+.3f} ± {error:.3f})")
 
 
 def main() -> None:

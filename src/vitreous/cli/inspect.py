@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 
-app = typer.Typer(
-    help="Look inside a model: heads, layers, queries and keys, who reads whom, discarding, outlier tokens."
-)
+app = typer.Typer(help="Look inside a model: heads, layers, queries and keys, who reads whom, outlier tokens.")
 
 Format = Annotated[str, typer.Option("--format", help="Format of the figure: png or svg.")]
 SameScale = Annotated[bool, typer.Option("--same-scale", help="One colour scale for all maps.")]
@@ -238,14 +236,8 @@ def run(sources: list[str], source: Source, place: Place, name: str, look: Look,
             summary.done.append(write(seen, figure, file, names[file], place))
 
     with source.limited():
-        work_through(
-            files,
-            summary,
-            len(files) if together else 1,
-            work,
-            lambda: report(summary, name, place.as_json),
-            place.as_json,
-        )
+        size = max(1, len(files)) if together else 1
+        work_through(files, summary, size, work, lambda: report(summary, name, place.as_json), place.as_json)
     report(summary, name, place.as_json)
     raise typer.Exit(summary.code)
 

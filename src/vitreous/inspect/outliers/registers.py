@@ -90,9 +90,9 @@ class Registers(View):
             most = f"has {self.largest[:, self.layer].max():.2g} times the median norm"
             return f"no outliers: the longest token after layer {self.layer}{among and ', of all images,'} {most}"
         read = self.share(self.read_share)
-        peak = int(read.argmax())
+        peak, longest = int(read.argmax()), self.largest[:, self.layer].max()
         return (
-            f"{count_of(total, 'outlier')}{among} after layer {self.layer}, up to {self.largest[:, self.layer].max():.2g} "
+            f"{count_of(total, 'outlier')}{among} after layer {self.layer}, up to {longest:.2g} "
             f"times the median norm; they take up to {percent(read[peak])} of the attention of {self.readout} "
             f"(layer {peak}), and are {percent(self.even_share)} of the tokens"
         )
