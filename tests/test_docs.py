@@ -358,7 +358,7 @@ def player(
     sys.modules.pop("own_method", None)
 
 
-LONG = ("inspect.md", "maximize.md", "results.md", "serve.md", "studies.md")
+LONG = ("inspect.md", "maximize.md", "registers.md", "results.md", "serve.md", "studies.md")
 SHOWN = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else []) for p in PAGES if blocks(p)]
 
 

@@ -15,7 +15,7 @@ from vitreous.cli.main import app
 GROUPS = {
     "Load and explain": ("load", "Model", "explain", "explain_targets", "methods", "ConfiguredMethod", "Attribution"),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
-    "Look inside": ("inspect", "maximize", "Maximized", "cass", "check", "Check", "Trace", "Layout"),
+    "Look inside": ("inspect", "with_registers", "maximize", "Maximized", "cass", "check", "Check", "Trace", "Layout"),
     "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),
     "Extend": ("METHODS", "METRICS", "method", "metric", "Noted", "Case", "Measured", "Map", "Output", "Scores"),

@@ -31,6 +31,7 @@ from .inspect.check.check import check as check
 from .inspect.check.result import Check as Check
 from .inspect.maximize.maximize import maximize as maximize
 from .inspect.maximize.result import Maximized as Maximized
+from .inspect.outliers.repair import with_registers as with_registers
 from .methods.attention.head_similarity import cass as cass
 from .metrics.case import Case as Case
 from .metrics.case import Measured as Measured

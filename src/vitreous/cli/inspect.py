@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 
-app = typer.Typer(help="Look inside a model: heads, layers, queries and keys, who reads whom, discarding.")
+app = typer.Typer(help="Look inside a model: heads, layers, queries and keys, who reads whom, outlier tokens.")
 
 Format = Annotated[str, typer.Option("--format", help="Format of the figure: png or svg.")]
 SameScale = Annotated[bool, typer.Option("--same-scale", help="One colour scale for all maps.")]
@@ -187,13 +187,39 @@ def discard(
     run(images, source, place, "discard", look)
 
 
+@app.command()
+@grouped
+def registers(
+    images: Images,
+    *,
+    source: Source,
+    ratio: Annotated[float, typer.Option(help="Times the median norm from which a token is an outlier.")] = 2.0,
+    layer: Annotated[
+        str, typer.Option("--layer", "-l", help="Outliers after this layer; most: after the one with the most.")
+    ] = "most",
+    units: Annotated[int, typer.Option(help="Units to list.")] = 20,
+    cells: Cells = False,
+    place: Place,
+) -> None:
+    """Show outlier tokens, the attention that they take, and the MLP units behind them; all images together."""
+    number = None if layer == "most" else parse_whole("--layer", layer)
+
+    def look(net: Model, pictures: Any) -> tuple[View, Figure]:
+        from vitreous.inspect import registers as view
+
+        seen = view(net, pictures, ratio=ratio, layer=number, most=units)
+        return seen, seen.figure(cells=cells)
+
+    run(images, source, place, "registers", look, together=True)
+
+
 # ------------------------------------------------------------------------------------------------------------- running
 
 Look = Callable[["Model", Any], tuple["View", "Figure"]]
 
 
-def run(sources: list[str], source: Source, place: Place, name: str, look: Look) -> None:
-    """Compute, write and report one view of each image."""
+def run(sources: list[str], source: Source, place: Place, name: str, look: Look, *, together: bool = False) -> None:
+    """Compute, write and report one view of each image, or one of all."""
     from vitreous.cli.results import Batch, Summary, check_out, find_pictures, unique_names, work_through
 
     if place.format not in FORMATS:
@@ -205,12 +231,13 @@ def run(sources: list[str], source: Source, place: Place, name: str, look: Look)
     summary = Summary(net.name, place.out, named, channels=net.channels)
 
     def work(batch: Batch) -> None:
-        for file, picture in batch:
-            seen, figure = look(net, picture)
+        for file, picture in batch[:1] if together else batch:
+            seen, figure = look(net, [one for _, one in batch] if together else picture)
             summary.done.append(write(seen, figure, file, names[file], place))
 
     with source.limited():
-        work_through(files, summary, 1, work, lambda: report(summary, name, place.as_json), place.as_json)
+        size = max(1, len(files)) if together else 1
+        work_through(files, summary, size, work, lambda: report(summary, name, place.as_json), place.as_json)
     report(summary, name, place.as_json)
     raise typer.Exit(summary.code)
 
@@ -241,6 +268,7 @@ def report(summary: Summary, name: str, as_json: bool) -> None:
             typer.echo("  ".join(entry[kind] for kind in ("figure", "animation", "numbers") if kind in entry))
             typer.echo(f"    {entry['said']}")
             show_channels(entry.get("channels", []))
+            show_units(entry.get("units", []))
         if len(summary.done) > SHOWN:
             typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
     tell_notes(summary, as_json)
@@ -262,6 +290,22 @@ def show_channels(channels: list[dict[str, Any]]) -> None:
     for one in channels:
         numbers = (str(one[word]) for word in ("rank", "layer", "head", "channel"))
         table.add_row(*numbers, one["pattern"], f"{one['score']:.2f}", one["reads"])
+    Console(highlight=False).print(table)
+
+
+def show_units(units: list[dict[str, Any]]) -> None:
+    """Print a table of MLP units: how active they are at outliers, and at other patches."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not units:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for word in ("rank", "layer", "unit", "at outliers", "at others", "adds"):
+        table.add_column(word, justify="right")
+    for rank, one in enumerate(units):
+        sizes = (f"{one[word]:.2f}" for word in ("outliers", "others", "adds"))
+        table.add_row(str(rank), str(one["layer"]), str(one["unit"]), *sizes)
     Console(highlight=False).print(table)
 
 

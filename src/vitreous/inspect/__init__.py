@@ -1,4 +1,4 @@
-"""Look inside a model while it sees one image: heads, layers, queries and keys, who reads whom, discarding.
+"""Look inside a model while it sees an image: heads, layers, queries and keys, who reads whom, outlier tokens.
 
 vitreous.inspect.heads(model, "image.jpg").save("heads.png")
 """
@@ -8,6 +8,7 @@ from vitreous.inspect.discard import Discard, discard
 from vitreous.inspect.flow import Flow, flow
 from vitreous.inspect.heads import Heads, heads
 from vitreous.inspect.layers import Layers, layers
+from vitreous.inspect.outliers.registers import Registers, registers
 from vitreous.inspect.qk import QK, qk
 from vitreous.inspect.view import View
 
@@ -18,10 +19,12 @@ __all__ = [
     "Flow",
     "Heads",
     "Layers",
+    "Registers",
     "View",
     "discard",
     "flow",
     "heads",
     "layers",
     "qk",
+    "registers",
 ]

@@ -123,12 +123,17 @@ def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
         trace, views = Trace(wrapped, listed), Views.of(listed, wrapped)
     if len(trace) != 1:
         raise InputError(f"inspect {view} looks at one image at a time, not at {len(trace)}; call it for each")
-    said = why_not(trace.layout, trace.model.name, METHODS["attention"])
-    if said is not None:
-        raise Unsupported(said.replace("attention needs", f"inspect {view} needs", 1))
+    refuse_view(trace, view)
     device = trace.images.device.type
     with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
         yield Seen(trace, views)
+
+
+def refuse_view(trace: Trace, view: str) -> None:
+    """Raise if attention cannot be followed through the model."""
+    said = why_not(trace.layout, trace.model.name, METHODS["attention"])
+    if said is not None:
+        raise Unsupported(said.replace("attention needs", f"inspect {view} needs", 1))
 
 
 def numbers(values: Tensor) -> np.ndarray:

@@ -35,6 +35,7 @@ class Layout:
     order: tuple[int, ...] | None = None  # the token of each patch, row by row; None: as they follow the prefix
     rows: tuple[Span, ...] = ()  # the pixels of each row of patches; empty: patch by patch from the top
     columns: tuple[Span, ...] = ()
+    added: tuple[int, ...] = ()  # tokens that `vitreous.with_registers` added
     numbers: tuple[int, ...] | None = None  # the attention calls that are layers; None: all over as many tokens
     pool: int | None = None  # the attention call that is the pool
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike

@@ -77,6 +77,7 @@ class Model:
         self.bands = None if bands is None else check_bands(bands, self.channels)
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._given_layout = layout
+        self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many numbers it returns for an image; known after the first run
 
     def __repr__(self) -> str:
@@ -252,6 +253,11 @@ class Model:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
+
+    @property
+    def has_own_forward(self) -> bool:
+        """Whether the user says how the network is run."""
+        return self._forward is not None
 
     def _call(self, images: Images) -> Any:
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)

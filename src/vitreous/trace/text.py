@@ -12,7 +12,7 @@ from vitreous.models.output import read_output
 
 def embed_text(model: Model, prompt: str) -> Tensor:
     """The embedding of a text, [D]."""
-    embed = model.library.text(model.module, model.name)
+    embed = model.library.text(model.module, model.known_as)
     if embed is None:
         raise TargetError(f"text:{prompt}: {model.name} has no text tower; load a CLIP model (openclip/…, hf/…)")
     try:

@@ -22,13 +22,14 @@ def prefix_names(layout: Layout) -> list[str]:
     names = []
     for i in range(layout.prefix):
         read = i in layout.readout and len(layout.readout) <= layout.prefix
-        names.append("CLS" if i == 0 else "distillation" if read else f"register {i}")
+        own = i == 0 and i not in layout.added
+        names.append("CLS" if own else "distillation" if read else f"register {i}")
     return names
 
 
 def suffix_names(layout: Layout) -> list[str]:
     behind = layout.special[layout.prefix :]
-    own = layout.prefix == 0
+    own = layout.prefix == len(layout.added)
     return ["CLS" if own and i == behind[-1] else f"register {i}" for i in behind]
 
 

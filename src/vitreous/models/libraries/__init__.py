@@ -22,6 +22,7 @@ DEFAULT = timm.PREFIX  # of a name without a prefix
 # Of all libraries together, as a network of one may contain modules of another:
 CHECKPOINTING = tuple(dict.fromkeys(flag for library in LIBRARIES for flag in library.CHECKPOINTING))
 HOOKS = frozenset(hook for library in LIBRARIES for hook in library.HOOKS)
+PREFIXES = tuple(name for library in LIBRARIES for name in library.PREFIXES)
 
 
 def library_of(net: nn.Module) -> Library:

@@ -17,6 +17,7 @@ Size = tuple[int, int]  # height, width
 PREFIX = ""
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
+PREFIXES: tuple[str, ...] = ()
 KEYS = ("logits", "image_embeds", "pooler_output", "x_norm_clstoken")  # of the dictionaries that networks return
 
 
@@ -49,6 +50,7 @@ class Library(Source, Protocol):
 
     CHECKPOINTING: tuple[str, ...]  # flags of modules that recompute activations in the backward pass
     HOOKS: tuple[str, ...]  # attributes of modules whose forward is wrapped
+    PREFIXES: tuple[str, ...]  # attributes of modules inside blocks: how many tokens come before the patches
 
     def owns(self, net: nn.Module) -> bool:
         """Does the network belong to this library, or follow its conventions?"""

@@ -22,6 +22,7 @@ from vitreous.models.libraries.loading import RANDOM, hush
 PREFIX = "hf"
 CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
 HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
+PREFIXES: tuple[str, ...] = ()
 # The defaults of their processors are another model's; the published checkpoints were trained on ImageNet's colours.
 PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
 

@@ -22,6 +22,7 @@ from vitreous.models.libraries.loading import RANDOM, SEE, hush, not_built
 PREFIX = "openclip"
 CHECKPOINTING: tuple[str, ...] = ("grad_checkpointing",)
 HOOKS: tuple[str, ...] = ()
+PREFIXES: tuple[str, ...] = ()
 COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 USUAL = "ViT-B-32"  # its tokenizer is that of nearly all
 

@@ -24,6 +24,7 @@ from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not
 PREFIX = "timm"
 CHECKPOINTING: tuple[str, ...] = ("grad_checkpointing",)
 HOOKS: tuple[str, ...] = ()
+PREFIXES: tuple[str, ...] = ("num_prefix_tokens",)
 ELSEWHERE = ("hf-hub:", "hf_hub:", "local-dir:")  # names that are not in timm's own list
 TRANSFORMERS = [  # its files of Vision Transformers
     *("beit", "cait", "deit", "eva", "naflexvit", "swin_transformer", "swin_transformer_v2"),

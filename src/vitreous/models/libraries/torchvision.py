@@ -24,6 +24,7 @@ from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, not_built
 PREFIX = "torchvision"
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
+PREFIXES: tuple[str, ...] = ()
 
 
 def owns(net: nn.Module) -> bool:

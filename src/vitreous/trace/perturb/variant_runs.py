@@ -21,10 +21,12 @@ from vitreous.capture.attention import widen
 from vitreous.capture.capture import NORMS, SDPA, additive
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.capture.unfused import PRODUCTS, TAG, Soft
+from vitreous.models.register_tokens import UNITS
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads
 
 MEAN = {torch.mean, Tensor.mean}
+TOPK = {torch.topk, Tensor.topk}
 Gone = Bool[Tensor, "V N"]
 Kept = Int[Tensor, "V K"]  # indices of the kept tokens, ascending
 Left = Int[Tensor, "V"]  # the index of the one dropped token
@@ -76,7 +78,17 @@ class Lean(TorchFunctionMode):
             return self.common(partial(func, *args, **kwargs))
         if func in MEAN and self.gone is not None and self.seen >= self.layout.layers:
             return self.mean(func, *args, **kwargs)
+        if func in TOPK and self.gone is not None and hasattr(args[0], UNITS):
+            return func(self.present(args[0]), *args[1:], **kwargs)
         return func(*args, **kwargs)
+
+    def present(self, size: Tensor) -> Tensor:
+        """The sizes of activations of the patches with −1 for dropped ones, none of which moves to a register."""
+        assert self.gone is not None
+        gone = self.gone[:, self.layout.patch_run]  # [V P]
+        if size.shape[self.axis] != len(gone) or size.shape[1 - self.axis] != gone.shape[1]:
+            return size  # dropped patches are cut out already
+        return size.masked_fill((gone if self.axis == 0 else gone.mT)[..., None], -1)
 
     def attend(
         self, func: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *rest: Any, **kw: Any
