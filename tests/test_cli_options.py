@@ -30,6 +30,14 @@ DIFFERENT = {  # the same word for something else
         "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1.",
         "Show these channels: 26,59.",
     },
+    "--layer": {
+        "Layer from 0, or from the end by -1, -2, …; or all.",
+        "Outliers after this layer; most: after the one with the most.",
+    },
+    "--method": {  # of the maps of an image, and rows of a leaderboard
+        "Methods, separated by commas, or all; see: vitreous methods.",
+        "Methods, separated by commas, or all; each may have options of its own: gae,gae:start_layer=2.",
+    },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }
 ORDER = (

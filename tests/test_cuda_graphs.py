@@ -66,6 +66,9 @@ def test_what_may_be_replayed() -> None:
         ("attn_lrp", {}, None),
         ("cp_lrp", {}, None),
         ("legrad", {}, None),
+        ("libra_fullgrad", {}, {"bias": True}),
+        ("hirescam", {}, {"rules": "plain"}),
+        ("attn_lrp", {}, {"wrt": "image", "shifts": 2}),
         ("token_ablation", {}, {"of": "probability"}),
         ("transformer_attribution", {"precision": "single"}, {}),
     ],
@@ -83,6 +86,7 @@ def test_no_other_method_is_replayed() -> None:
     assert set(QUIET) == {
         *("attention", "rollout", "cdam", "gradcam", "gae", "grad_rollout", "gradient", "input_x_gradient"),
         *("attn_lrp", "cp_lrp", "legrad", "token_ablation", "transformer_attribution"),
+        *("attcat", "centred_lrp", "hirescam", "libra_fullgrad", "xgradcam"),
     }
 
 

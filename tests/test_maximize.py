@@ -218,7 +218,6 @@ def test_what_a_model_does_not_have_is_said() -> None:
     fails("HF CLIP vision sdpa", "class:1", TargetError, "has no classifier")
     fails("timm SigLIP", "token:0/cls", TargetError, "has no CLS token")
     fails("timm Swin", "head:0/0/q:1", Unsupported, "windows, so its heads have no query")
-    fails("hand-written", "head:0/0/q:1", Unsupported, "without visible queries and keys")
     fails("flat heads", "block:0/channel:1", Unsupported, "does not keep each layer in a module")
     fails("timm ViT", [], TargetError, "no unit to maximise")
     fails("timm ViT", 3.5, TargetError, "'3.5' is not a unit")

@@ -19,8 +19,9 @@ CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly
     "beyond_intuition": {"steps": 3},
     "cass_attention": {"samples": 2},
     "integrated_gradients": {"steps": 3},
+    "ensemble": {"members": "attn_lrp:1,gae:1"},
     "rise": {"masks": 8},
-    "optimus": {"single_heads": False, "controls": 3},
+    "optimus": {"single_heads": False, "methods": False, "controls": 3},
     "smoothgrad": {"samples": 2},
     "tis": {"masks": 8},
 }

@@ -184,6 +184,7 @@ class Method(Declared):
     targeted    the map depends on the target
     attention   the method needs the attention between tokens
     tokens      the method needs the tokens that enter an attention layer of any kind
+    blocks      the method needs blocks that are modules and pass tokens of one grid on, which shows when it runs
     joins       the method also follows tokens that are read after several layers, not only after the last
     level       the values are scores, of which only differences are meaningful
     alone       the method processes one image at a time, so batches bring no speed-up
@@ -200,6 +201,7 @@ class Method(Declared):
     targeted: bool = False
     attention: bool = False
     tokens: bool = False
+    blocks: bool = False
     joins: bool = False
     level: bool = False
     alone: bool = False

@@ -22,8 +22,8 @@ def optimus(
     controls: int = 16,
     seed: int = 0,
 ) -> ConfiguredMethod:
-    """The most faithful of many maps, chosen for each image by a metric: of all that this model's attention can give,
-    and of the quick methods; the best map by that metric, at a high cost.
+    """The most faithful of many maps, chosen for each image by a metric: those of its attention and of quick methods;
+    at a high cost.
 
     metric: the faithfulness metric that decides, see: vitreous metrics
     single_heads: try each head alone as well
@@ -124,8 +124,8 @@ def attcat(
     tokens: Literal["entering", "leaving"] = "entering",
     baseline: Literal["zero", "mean"] = "zero",
 ) -> ConfiguredMethod:
-    """Tokens × gradient at every block, each token weighted by the attention it receives (attentive class activation
-    tokens); use it for evidence for and against a class.
+    """Tokens × gradient at every block, weighted by the attention that each token receives; use it for evidence for and
+    against a class.
 
     rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
     tokens: the tokens of a layer: those that enter its block (AttCAT) or leave it (LibraGrad)
@@ -306,12 +306,14 @@ def input_x_gradient(
     *,
     wrt: Literal["image", "tokens"] = "image",
     rules: Literal["plain", "libra"] = "plain",
+    shifts: int = 1,
 ) -> ConfiguredMethod:
     """Each (normalised) pixel times its gradient, a first estimate of what it adds to the score; quick and signed, for
     any network.
 
     wrt: the pixels, or the patches at the first block
     rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
+    shifts: with wrt=image: average over so many shifts of the image within one patch
     """
 
 def integrated_gradients(
@@ -365,8 +367,8 @@ def centred_lrp(
     *,
     table: Literal["attn", "cp"] = "attn",
 ) -> ConfiguredMethod:
-    """Relevance of every patch at every block, compared with the image's mean patch and summed over the blocks; the
-    default map for a class: quick, faithful, with evidence for and against.
+    """Relevance of each patch beside the image's mean patch, summed over the blocks; the default map for a class:
+    quick, faithful and signed.
 
     table: the rules: those of attn_lrp or of cp_lrp
     """

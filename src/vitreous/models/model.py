@@ -254,11 +254,6 @@ class Model:
                 raise
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
 
-    @property
-    def has_own_forward(self) -> bool:
-        """Whether the user says how the network is run."""
-        return self._forward is not None
-
     def _call(self, images: Images) -> Any:
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 

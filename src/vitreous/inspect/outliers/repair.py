@@ -138,7 +138,7 @@ def refuse_repair(trace: Trace) -> None:
     """Raise unless tokens can be added to this model."""
     model, layout = trace.model, trace.layout
     refuse_view(trace, "registers")
-    if model.has_own_forward:
+    if model._forward is not None:
         raise Unsupported(
             f"{model.name} is run by a forward of its own, which would run the network without registers; "
             "put it into the forward of an nn.Module"

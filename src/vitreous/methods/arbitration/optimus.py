@@ -47,8 +47,8 @@ def optimus(
     controls: Annotated[int, Field(ge=3, description="random maps that are scored beside")] = 16,
     seed: Annotated[int, Field(ge=0, description="of the random maps")] = 0,
 ) -> Noted:
-    """The most faithful of many maps, chosen for each image by a metric: of all that this model's attention can give,
-    and of the quick methods; the best map by that metric, at a high cost.
+    """The most faithful of many maps, chosen for each image by a metric: those of its attention and of quick methods;
+    at a high cost.
 
     argmax faithfulness over heads {mean, (∇A ⊙ A)⁺, each} × layers {each, mean, product} × rows {ρᵀA, column mean, max}
     and over every quick method for a class, with its defaults and the options that advise tries

@@ -21,7 +21,9 @@ def is_libra(options: Mapping[str, Any]) -> bool:
     return bool(options["rules"] == "libra")
 
 
-@method(cite="draelos2020hirescam", targeted=True, signed=True, tokens=True, several=is_libra, replays=is_libra)
+@method(
+    cite="draelos2020hirescam", targeted=True, signed=True, tokens=True, blocks=True, several=is_libra, replays=is_libra
+)
 def hirescam(
     trace: Trace,
     target: Target,

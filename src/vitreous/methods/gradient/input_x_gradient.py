@@ -6,6 +6,7 @@ from pydantic import Field
 
 from vitreous.methods.libra import GradientRules, table_of
 from vitreous.methods.lrp.propagate import relevance_map
+from vitreous.methods.lrp.shifts import Shifts, averaged, unshifted
 from vitreous.registry import method
 from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
@@ -13,7 +14,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="shrikumar2017learning", targeted=True, signed=True, several=True, replays=True, quick=True)
+@method(cite="shrikumar2017learning", targeted=True, signed=True, several=unshifted, replays=unshifted, quick=True)
 def input_x_gradient(
     trace: Trace,
     target: Target,
@@ -22,6 +23,7 @@ def input_x_gradient(
         Literal["image", "tokens"], Field(description="the pixels, or the patches at the first block")
     ] = "image",
     rules: GradientRules = "plain",
+    shifts: Shifts = 1,
 ) -> Map:
     """Each (normalised) pixel times its gradient, a first estimate of what it adds to the score; quick and signed, for
     any network.
@@ -29,7 +31,12 @@ def input_x_gradient(
     Σ_c x_c · ∂y/∂x_c
     """
     if wrt == "tokens" or rules == "libra":
-        return relevance_map(trace, target, table_of(rules), wrt)
+        table = table_of(rules)
+        return averaged(lambda own, aim: relevance_map(own, aim, table, wrt), trace, target, wrt, shifts)
+    return averaged(of_pixels, trace, target, wrt, shifts)
+
+
+def of_pixels(trace: Trace, target: Target) -> Map:
     record = trace.pixels()
     (grad,) = gradients(trace.score(target, record), [record.images])
     return (record.images.detach().float() * grad.float()).sum(1)

@@ -20,6 +20,7 @@ TABLES = {"attn": ATTN_LRP, "cp": CP_LRP}
     targeted=True,
     signed=True,
     tokens=True,
+    blocks=True,
     joins=True,
     several=True,
     replays=True,
@@ -33,8 +34,8 @@ def centred_lrp(
     *,
     table: Annotated[Literal["attn", "cp"], Field(description="the rules: those of attn_lrp or of cp_lrp")] = "attn",
 ) -> Map:
-    """Relevance of every patch at every block, compared with the image's mean patch and summed over the blocks; the
-    default map for a class: quick, faithful, with evidence for and against.
+    """Relevance of each patch beside the image's mean patch, summed over the blocks; the default map for a class:
+    quick, faithful and signed.
 
     Σ_l Σ_c (h_l − h̄_l) ⊙ ∂y/∂h_l by the rules of attn_lrp, h_l the tokens that enter block l, h̄_l their mean over
     the patches of the image

@@ -25,6 +25,7 @@ def without_bias(options: Mapping[str, Any]) -> bool:
     targeted=True,
     signed=True,
     tokens=True,
+    blocks=True,
     joins=True,
     several=without_bias,
     replays=without_bias,

@@ -42,7 +42,7 @@ def token_shortcut(
         said = f"token_shortcut takes tokens out of the sequence, and {error.reason}"
         raise Unsupported(f"{said}; energy_in_mask of occlusion shows the same by hiding patches") from None
     whole = trace.score(target).detach()
-    left = torch.tensor(trace.layout.patch_tokens, device=trace.images.device)
+    left = trace.layout.patch_numbers(trace.images.device)
     found = torch.full((len(trace),), torch.nan)
     for i, mask in enumerate(case.masks or []):
         if mask is not None and mask.any():
