@@ -368,6 +368,48 @@ def test_blocks_may_change_their_input() -> None:
         assert off(ours, theirs) <= DIFFERENCES
 
 
+class Gridded(nn.Module):
+    """A block that takes tokens as [B h w D], or with the channels first."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.block, self.first = zoo.Block(), first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.movedim(1, -1) if self.first else x
+        x = self.block(x.flatten(1, 2)).view_as(x)
+        return x.movedim(-1, 1) if self.first else x
+
+
+class GridNet(nn.Module):
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cut, self.head, self.first = nn.Conv2d(3, 32, 16, 16), nn.Linear(32, zoo.CLASSES), first
+        self.blocks = nn.Sequential(*(Gridded(first) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.cut(x) if self.first else self.cut(x).movedim(1, -1))
+        return self.head(x.mean((2, 3) if self.first else (1, 2)))
+
+
+@pytest.mark.parametrize("method", ["libra_fullgrad", "attcat", "xgradcam", "hirescam"])
+def test_tokens_on_a_grid(method: str) -> None:
+    images = zoo.images("timm ViT")
+    grid = Model(GridNet(first=False).eval(), classifier=True)
+    trace = Trace(grid, images)
+    maps = vitreous.explain(grid, trace, method, 1).map
+    assert maps.shape == (3, 4, 4)
+    with torch.no_grad():
+        pairs = token_grads(trace, found := ruled(trace, LIBRA), Class(1), found.entering)
+    assert pairs[0][0].shape == (3, 4, 4, 32)
+    if method == "libra_fullgrad":
+        assert off(maps, sum((h * grad).sum(-1) for h, grad in pairs)) <= ROUNDING
+    first = Model(GridNet(first=True).eval(), classifier=True)
+    with pytest.raises(Unsupported, match="takes 32×4×4, which is not a grid of tokens"):
+        vitreous.explain(first, images, method, 1)
+
+
 # -------------------------------------------------------------------------------------------- on every kind of model
 
 VARIANTS: list[tuple[str, Options]] = [

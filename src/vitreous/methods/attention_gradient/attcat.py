@@ -38,6 +38,6 @@ def attcat(
     shares = received(trace, found)  # the last layer's queries are all known, also if its block was narrowed
     maps = []
     for share, (h, grad) in zip(shares, token_grads(trace, found, target, streams)):
-        product = (less_baseline(trace, h, baseline) * grad).sum(-1)
+        product = (less_baseline(trace, h, baseline) * grad).sum(-1).flatten(1)  # [B N]
         maps.append(trace.map(share.to(product) * product))
     return sum_layers(trace, maps)

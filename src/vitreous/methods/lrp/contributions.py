@@ -53,7 +53,7 @@ def contributions(trace: Trace, target: Target) -> Contributions:
     ends = found.run.output, found.run.embedding
     score = sum_of((widen(end.detach()) * widen(start)).sum() for end, start in zip(ends, beginning(target, *ends)))
     parts = Contributions(pairs, list(found.constants.found), float(score))
-    off = abs(parts.error()) / parts.size()
+    off = abs(parts.error()) / (parts.size() or 1.0)
     if not off <= CLOSE.get(trace.model.dtype, 5e-2):
         said = f"tokens and biases of {trace.model.name} do not sum to its score (they are off by {off:.1%})"
         raise Unsupported(f"{said}: some function has no rule that conserves relevance. Try bias=False.")
