@@ -130,7 +130,7 @@ def test_explaining() -> None:
     made = vitreous.explain(model, images, methods.gae(start_layer=1), 1)
     assert off(made.map, named.map) <= ROUNDING and made.provenance == named.provenance
     (one,) = vitreous.explain_targets(model, images, methods.gae(start_layer=1), [1])
-    assert off(one.map, named.map) <= ROUNDING and one.options == {"start_layer": 1}
+    assert off(one.map, named.map) <= ROUNDING and one.options == {"start_layer": 1, "rules": "plain"}
 
 
 def test_options_in_two_places_are_refused() -> None:

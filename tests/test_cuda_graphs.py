@@ -66,6 +66,10 @@ def test_what_may_be_replayed() -> None:
         ("attn_lrp", {}, None),
         ("cp_lrp", {}, None),
         ("legrad", {}, None),
+        ("libra_fullgrad", {}, {"bias": True}),
+        ("attcat", {"rules": "libra"}, None),
+        ("xgradcam", {}, None),
+        ("hirescam", {}, {"rules": "plain"}),
         ("token_ablation", {}, {"of": "probability"}),
         ("transformer_attribution", {"precision": "single"}, {}),
     ],
@@ -83,6 +87,7 @@ def test_no_other_method_is_replayed() -> None:
     assert set(QUIET) == {
         *("attention", "rollout", "cdam", "gradcam", "gae", "grad_rollout", "gradient", "input_x_gradient"),
         *("attn_lrp", "cp_lrp", "legrad", "token_ablation", "transformer_attribution"),
+        *("libra_fullgrad", "attcat", "xgradcam", "hirescam"),
     }
 
 

@@ -112,8 +112,8 @@ def attcat(
     tokens: Literal["entering", "leaving"] = "entering",
     baseline: Literal["zero", "mean"] = "zero",
 ) -> ConfiguredMethod:
-    """Tokens × gradient at every block, each token weighted by the attention it receives (attentive class activation
-    tokens); use it for evidence for and against a class.
+    """Tokens × gradient at every block, weighted by the attention that each token receives; use it for evidence for and
+    against a class.
 
     rules: the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant
     tokens: the tokens of a layer: those that enter its block (AttCAT) or leave it (LibraGrad)

@@ -25,8 +25,8 @@ def attcat(
     ] = "entering",
     baseline: Baseline = "zero",
 ) -> Map:
-    """Tokens × gradient at every block, each token weighted by the attention it receives (attentive class activation
-    tokens); use it for evidence for and against a class.
+    """Tokens × gradient at every block, weighted by the attention that each token receives; use it for evidence for
+    and against a class.
 
     Σ_l ᾱ_l ⊙ Σ_c h_l ⊙ ∂y/∂h_l, ᾱ_l the mean of A⁽ˡ⁾ over heads and queries, h_l the tokens of block l
     """
