@@ -313,6 +313,8 @@ def test_hirescam_refuses_the_plain_gradient_where_it_is_zero(name: str) -> None
     model, images, target = zoo.model(name), zoo.images(name), aim(name)
     with pytest.raises(Unsupported, match=r"tokens and gradients are orthogonal. Use rules=libra, or at=norm"):
         vitreous.explain(model, images, "hirescam", target, rules="plain")
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(Unsupported, match="orthogonal"):
+        vitreous.explain(model, images, "hirescam", target, rules="plain")
     for options in ({"at": "norm"}, {"baseline": "mean"}, {"layer": 0}):
         assert vitreous.explain(model, images, "hirescam", target, rules="plain", **options).map.any()
 
