@@ -1,8 +1,8 @@
 """The evidence for docs/results.md: every method and its variants on one model and one data set, with controls.
 
     python benchmarks/evidence.py run DATA OUT.npz [--model NAME --weights FILE] [--methods all|quick|NAMES]
-    python benchmarks/evidence.py table OUT.npz [--columns srg,token_deletion]      a table for the page
-    python benchmarks/evidence.py pairs OUT.npz centred_lrp gae attn_lrp            differences, image by image
+    python benchmarks/evidence.py table OUT.npz … [--columns srg,token_deletion]    a table for the page
+    python benchmarks/evidence.py pairs OUT.npz,… centred_lrp gae attn_lrp          differences, image by image
 
 DATA: a folder with images/, labels.csv (name, class index) and maybe masks/. The target is the label. `attention_flow`
 is left out: its maximum flows take about a second of CPU time for each image.
@@ -19,7 +19,9 @@ import numpy as np
 import vitreous
 from vitreous import METHODS
 from vitreous._support.statistics import Summary, intervals, summarise
-from vitreous.evaluation.leaderboard import run_leaderboard
+from vitreous.evaluation.leaderboard import Leaderboard
+from vitreous.evaluation.plan import make_plan
+from vitreous.images.dataset import read_data
 
 LEFT_OUT = ("attention_flow",)
 VARIANTS = (
@@ -47,7 +49,7 @@ VARIANTS = (
     "xgradcam:rules=libra:layers=all",
 )
 TEXTS = ("grad_eclip", "clip_surgery", "maskclip")  # for models with a text tower
-FAITHFUL = "token_deletion,token_deletion:of=logit,srg,srg:of=logit,deletion,insertion,saco"
+FAITHFUL = "token_deletion,token_deletion:of=logit,srg,srg:of=logit"
 
 
 def rows(which: str) -> list[str]:
@@ -61,9 +63,12 @@ def rows(which: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> None:
     model = vitreous.load(args.model, args.weights, args.device)
-    board = run_leaderboard(
-        model, args.data, rows(args.methods), args.metrics, target="label", limit=args.limit, sample=args.sample
-    )
+    data = read_data(args.data).take(args.limit, None, 0)
+    board = Leaderboard(model, data, make_plan(rows(args.methods), args.metrics, {}, data, "label"))
+    try:
+        board.run()
+    except KeyboardInterrupt:
+        print(f"interrupted; {int(board.measured.all(0).sum())} images are complete")
     for (method, metric), said in board.refused.items():
         print(f"without {method} {metric}: {said}")
     summary = board.summary()
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     args.file.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
         args.file,
-        values=board.values[:, :, board.done].astype(np.float32),
+        values=board.values[:, :, board.measured.all(0)].astype(np.float32),
         about=json.dumps(
             {
                 "model": board.about.name,
@@ -107,9 +112,22 @@ class Evidence:
         return self.values[self.methods.index(method), self.metrics.index(metric)]
 
 
+def joined(first: Path, *others: Path) -> Evidence:
+    """Runs of other methods on the same images and by the same metrics, as one."""
+    found = Evidence(first)
+    for file in others:
+        other = Evidence(file)
+        assert other.metrics == found.metrics and other.images == found.images
+        new = [m for m, name in enumerate(other.methods) if name not in found.methods]
+        found.values = np.concatenate([found.values, other.values[new]])
+        found.methods = [*found.methods, *(other.methods[m] for m in new)]
+        found.about["forwards"] = {**other.about["forwards"], **found.about["forwards"]}
+    return found
+
+
 def table(args: argparse.Namespace) -> None:
     """A table in Markdown: means ± half the interval, the best mean rank first."""
-    found = Evidence(args.file)
+    found = joined(*args.files)
     costs = Evidence(args.costs).about["forwards"] if args.costs else found.about["forwards"]
     summary = found.summary()
     columns = [found.metrics.index(name) for name in args.columns.split(",")] if args.columns else None
@@ -138,7 +156,7 @@ def cell(summary: Summary, m: int, k: int) -> str:
 
 def pairs(args: argparse.Namespace) -> None:
     """The paired differences of one method to others, with intervals; above zero is better."""
-    found = Evidence(args.file)
+    found = joined(*args.files.split(","))
     columns = args.columns.split(",") if args.columns else found.metrics
     print(f"| {args.method} against | {' | '.join(columns)} |")
     print("|" + "---|" * (len(columns) + 1))
@@ -164,15 +182,14 @@ def main() -> None:
     asked.add_argument("--methods", default="all")
     asked.add_argument("--metrics", default=FAITHFUL)
     asked.add_argument("--limit", type=int)
-    asked.add_argument("--sample", type=int)
     asked.set_defaults(work=run)
     shown = commands.add_parser("table")
-    shown.add_argument("file", type=Path)
+    shown.add_argument("files", type=Path, nargs="+")
     shown.add_argument("--columns")
     shown.add_argument("--costs", type=Path, help="another run, made on an idle machine, whose costs are shown")
     shown.set_defaults(work=table)
     compared = commands.add_parser("pairs")
-    compared.add_argument("file", type=Path)
+    compared.add_argument("files", help="one file, or several separated by commas")
     compared.add_argument("method")
     compared.add_argument("others", nargs="+")
     compared.add_argument("--columns")

@@ -5,6 +5,7 @@ A trace keeps one such pass for each table, so that several methods and targets 
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -159,8 +160,20 @@ def grads_under(trace: Trace, found: Ruled, target: Target, wrt: list[Tensor]) -
 
 def token_grads(trace: Trace, found: Ruled, target: Target, tokens: tuple[Tensor, ...]) -> list[Pair]:
     """Some of the tokens of the pass with their gradients, [B N D] (or [B h w D]), in one backward pass."""
+    for one in tokens:
+        refuse_other_axes(trace, one)
     grads = grads_under(trace, found, target, list(tokens))
     return [(trace.batch_first(t.detach()), trace.batch_first(grad)) for t, grad in zip(tokens, grads)]
+
+
+def refuse_other_axes(trace: Trace, tokens: Tensor) -> None:
+    """Raise if a block takes something with four axes that is no grid of tokens, such as [B D h w]."""
+    count = math.prod(tokens.shape[1:3])
+    grid, _ = trace.layout.orders.get(count, (trace.layout.grid, ()))
+    if tokens.ndim > 4 or (tokens.ndim == 4 and tuple(tokens.shape[1:3]) != grid):
+        found = "×".join(map(str, tokens.shape[1:]))
+        said = f"a block of {trace.model.name} takes {found}, which is not a grid of tokens"
+        raise Unsupported(f"{said}. Try attn_lrp, cp_lrp or gradcam.")
 
 
 def entering_blocks(trace: Trace, found: Ruled) -> tuple[Tensor, ...]:

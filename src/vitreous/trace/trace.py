@@ -90,6 +90,12 @@ class Trace:
         other._record = self._record
         return other
 
+    def only(self, index: int) -> Trace:
+        """A trace of one of the images; nothing is shared."""
+        other = Trace(self.model, self.images[index : index + 1])
+        other.autocast = self.autocast
+        return other
+
     def cut(self, layer: int = -1, *, seen: bool = True) -> Finished:
         """A forward pass that is differentiable only from the tokens that enter a layer's attention (`entry`).
 

@@ -25,8 +25,8 @@ def attcat(
     ] = "entering",
     baseline: Baseline = "zero",
 ) -> Map:
-    """Tokens × gradient at every block, weighted by the attention that each token receives; use it for evidence for and
-    against a class.
+    """Tokens × gradient at every block, weighted by the attention that each token receives; use it for evidence for
+    and against a class.
 
     Σ_l ᾱ_l ⊙ Σ_c h_l ⊙ ∂y/∂h_l, ᾱ_l the mean of A⁽ˡ⁾ over heads and queries, h_l the tokens of block l
     """
@@ -38,6 +38,6 @@ def attcat(
     shares = received(trace, found)  # the last layer's queries are all known, also if its block was narrowed
     maps = []
     for share, (h, grad) in zip(shares, token_grads(trace, found, target, streams)):
-        product = (less_baseline(trace, h, baseline) * grad).sum(-1)
+        product = (less_baseline(trace, h, baseline) * grad).sum(-1).flatten(1)  # [B N]
         maps.append(trace.map(share.to(product) * product))
     return sum_layers(trace, maps)

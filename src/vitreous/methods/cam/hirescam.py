@@ -14,7 +14,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
-ZERO = {torch.float32: 1e-4, torch.float64: 1e-4}  # of |T|·|∂y/∂T|; half precision: 1e-2
+ZERO, HALF = {torch.float32: 1e-4, torch.float64: 1e-4}, 1e-2  # what rounding leaves of |T|·|∂y/∂T|, by precision
 
 
 def is_libra(options: Mapping[str, Any]) -> bool:
@@ -53,7 +53,8 @@ def hirescam(
 def refuse_zero(trace: Trace, found: Map, size: Map) -> None:
     """Raise if the map is zero but for rounding, beside the length of tokens times that of their gradients."""
     largest, beside = found.flatten(1).abs().amax(1), size.flatten(1).amax(1)
-    if (largest <= ZERO.get(trace.model.dtype, 1e-2) * beside).any():
+    least = HALF if trace.autocast else ZERO.get(trace.model.dtype, HALF)
+    if (largest <= least * beside).any():
         raise Unsupported(
             f"hirescam with rules=plain is zero in {trace.model.name}: the patches of this layer are read through a "
             "norm only, which does not change if its input is scaled, so that tokens and gradients are orthogonal. "

@@ -18,7 +18,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
-CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a complete sum; half precision: 5e-2
+CLOSE, HALF = {torch.float32: 1e-3, torch.float64: 1e-6}, 5e-2  # errors of a complete sum, by precision
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def contributions(trace: Trace, target: Target) -> Contributions:
     ends = found.run.output, found.run.embedding
     score = sum_of((widen(end.detach()) * widen(start)).sum() for end, start in zip(ends, beginning(target, *ends)))
     parts = Contributions(pairs, list(found.constants.found), float(score))
-    off = abs(parts.error()) / parts.size()
-    if not off <= CLOSE.get(trace.model.dtype, 5e-2):
+    off = abs(parts.error()) / (parts.size() or 1.0)
+    if not off <= (HALF if trace.autocast else CLOSE.get(trace.model.dtype, HALF)):
         said = f"tokens and biases of {trace.model.name} do not sum to its score (they are off by {off:.1%})"
         raise Unsupported(f"{said}: some function has no rule that conserves relevance. Try bias=False.")
     return parts

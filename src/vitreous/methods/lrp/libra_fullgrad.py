@@ -55,9 +55,9 @@ def summed(trace: Trace, pairs: list[Pair], baseline: Baseline) -> Map:
 
 
 def with_biases(trace: Trace, target: Target, baseline: Baseline) -> Map:
-    fixed, maps = target if len(trace) == 1 else target.fix(trace.output), []
-    for index in range(len(trace)):
-        own = trace if len(trace) == 1 else Trace(trace.model, trace.images[index : index + 1])
-        parts = contributions(own, fixed if len(trace) == 1 else fixed.of_image(index))
-        maps.append(summed(own, parts.pairs, baseline) + bias_map(own, parts.added))
-    return torch.cat(maps)
+    """The same with the contributions of all biases, image by image."""
+    if len(trace) == 1:
+        parts = contributions(trace, target)
+        return summed(trace, parts.pairs, baseline) + bias_map(trace, parts.added)
+    fixed = target.fix(trace.output)
+    return torch.cat([with_biases(trace.only(i), fixed.of_image(i), baseline) for i in range(len(trace))])
