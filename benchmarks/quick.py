@@ -60,6 +60,8 @@ LIMITS = [
     Limit("gradient", "gradient", 2.1, 1),
     Limit("attn_lrp", "attn_lrp", 2.4, 1),
     Limit("cp_lrp", "cp_lrp", 2.4, 1),
+    Limit("cp_lrp, gamma", "cp_lrp", 4.6, 1, {"gamma_linear": 0.25}),
+    Limit("res_lrp", "res_lrp", 2.4, 1),
     Limit("transformer_attribution", "transformer_attribution", 4.8, 1),
     Limit("transformer_attribution, single", "transformer_attribution", 5.0, 1, {"precision": "single"}),
     Limit("norm_attention, rolled out", "norm_attention", 1.5, 1, {"residual": True}),
