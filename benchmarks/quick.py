@@ -66,6 +66,8 @@ LIMITS = [
     Limit("gae, Libra", "gae", 2.2, 1, {"rules": "libra"}),
     Limit("xgradcam", "xgradcam", 0.96, 1),
     Limit("hirescam", "hirescam", 0.96, 1),
+    Limit("cp_lrp, gamma", "cp_lrp", 4.6, 1, {"gamma_linear": 0.25}),
+    Limit("res_lrp", "res_lrp", 2.4, 1),
     Limit("transformer_attribution", "transformer_attribution", 4.8, 1),
     Limit("transformer_attribution, single", "transformer_attribution", 5.0, 1, {"precision": "single"}),
     Limit("norm_attention, rolled out", "norm_attention", 1.5, 1, {"residual": True}),

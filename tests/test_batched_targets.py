@@ -32,6 +32,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gradcam", {"layer": 0}),
     ("grad_rollout", {"discard": 0.3}),
     ("attn_lrp", {"wrt": "image"}),
+    ("cp_lrp", {"gamma_linear": 0.25}),
 ]
 MODELS = [
     "timm ViT",

@@ -33,7 +33,8 @@ def attn_lrp(
     """Relevance propagated through all layers, attention included, back to the patches or pixels; use it to see
     evidence for and against a class.
 
-    Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x, norms hold σ constant, and each factor of Q·Kᵀ and A·V gets half
+    Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x, norms hold σ constant, and each factor of Q·Kᵀ and A·V gets half;
+    with γ, contributions to a linear layer's output that have its sign count 1 + γ times
     """
     table = gamma_table(ATTN_LRP, gamma_linear, gamma_patch)
     return averaged(lambda own, aim: relevance_map(own, aim, table, wrt), trace, target, wrt, shifts)

@@ -24,7 +24,8 @@ def cp_lrp(
     """Relevance propagated through the values only, with attention held constant; use it beside attn_lrp, for evidence
     for and against a class.
 
-    Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x and norms hold σ, attention holds A = softmax(Q·Kᵀ) constant
+    Σ x·∂y/∂x, where activations pass on ∂f/∂x := f/x and norms hold σ, attention holds A = softmax(Q·Kᵀ) constant;
+    with γ, contributions to a linear layer's output that have its sign count 1 + γ times
     """
     table = gamma_table(CP_LRP, gamma_linear, gamma_patch)
     return averaged(lambda own, aim: relevance_map(own, aim, table, wrt), trace, target, wrt, shifts)

@@ -70,7 +70,7 @@ class Residual(torch.autograd.Function):
     """y = a + α·b, whose relevance is shared by `shares`. Copies are kept, since models overwrite tensors in place."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, y: Tensor, alpha: float, rule: ResidualSum, index: int) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, y: Tensor, alpha: float | int, rule: ResidualSum, index: int) -> Tensor:
         ctx.alpha, ctx.rule, ctx.index = alpha, rule, index
         ctx.save_for_backward(a.clone(), b.clone() if alpha == 1 else b * alpha)
         return y.detach()
