@@ -12,9 +12,9 @@ from vitreous._support.progress import steps
 from vitreous._support.words import finite
 from vitreous.errors import Unsupported, one_line
 from vitreous.metrics.case import Case, Measured, measure
-from vitreous.metrics.faithfulness.curves import kept as kept_tokens
 from vitreous.registry import METHODS, METRICS, Metric
 from vitreous.trace.perturb.drop_tokens import cuts, refuse_dropping, run_keeping
+from vitreous.trace.perturb.drop_tokens import kept as kept_tokens
 from vitreous.trace.perturb.fills import filled
 from vitreous.trace.perturb.hide_patches import hide_pixels
 from vitreous.trace.run import Finished
