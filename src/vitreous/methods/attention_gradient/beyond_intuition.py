@@ -133,8 +133,9 @@ def lengths(trace: Trace, layer: Layer) -> Float[Tensor, "B N"]:
             "beyond_intuition with variant=token needs an output projection directly after the attention; "
             f"{call.name or trace.model.name} has another operation in between (a norm, a gate). Try variant=head."
         )
-    moved, own = layer.projection(side_by_side(widen(call.v))).norm(dim=-1), layer.block.entered.norm(dim=-1)
-    return moved / own.clamp_min(torch.finfo(own.dtype).tiny)
+    moved, own = layer.projection(side_by_side(widen(call.v))), layer.block.entered
+    lengths: Tensor = moved.norm(dim=-1) / own.norm(dim=-1).clamp_min(torch.finfo(own.dtype).tiny)
+    return lengths
 
 
 def by_head(trace: Trace, target: Target, run: Finished, first: int) -> Iterator[Factor]:

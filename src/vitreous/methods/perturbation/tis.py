@@ -115,7 +115,7 @@ def centroids(points: Channels, count: int, stream: torch.Generator) -> Channels
 
 def nearest(points: Channels, centroids: Channels) -> tuple[Int[Tensor, "_"], Float[Tensor, "_"]]:
     """The nearest centroid of each point, and how far away it is."""
-    parts = [torch.cdist(part, centroids).min(1) for part in points.split(ROWS)]
+    parts = [torch.cdist(part, centroids).min(1) for part in torch.split(points, ROWS)]
     return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
 
 
