@@ -18,7 +18,7 @@ from test_methods import state
 from torch import Tensor
 
 import vitreous
-from vitreous import Model, Trace, run_leaderboard
+from vitreous import Model, run_leaderboard
 from vitreous.errors import OptionError, TargetError
 from vitreous.images.preprocess import IMAGENET
 from vitreous.metrics import case as cases
@@ -27,6 +27,7 @@ from vitreous.metrics.localisation.grid_pg import compose, in_cells, mosaic, par
 from vitreous.metrics.pool import Pool, shuffled
 from vitreous.models.layout import Layout
 from vitreous.registry import METHODS, METRICS
+from vitreous.trace.trace import Trace
 
 __all__ = ["small"]  # a fixture
 MOSAICS = {"mosaic0": ("both", "dogbird", "pet1", "cat0"), "mosaic1": ("cat1", "pet1", "dogbird", "dog1")}
@@ -222,9 +223,8 @@ def test_leaderboards_and_studies(small: Model, tmp_path: Path, target: Any, mon
         Image.fromarray(noise + np.uint8(25 * i)).save(tmp_path / "data" / str(i % 5) / f"{i}.png")
     (tmp_path / "data" / "2" / "broken.png").write_bytes(b"")
     if target == "top-1":  # the tiny network has one favourite; here every brightness is a class
-        monkeypatch.setattr(
-            Trace, "output", property(lambda trace: torch.eye(7)[[levels(one) for one in trace.images]])
-        )
+        answers = property(lambda trace: torch.eye(7)[[levels(one) for one in trace.images]])
+        monkeypatch.setattr(Trace, "output", answers)
     board = run_leaderboard(small, tmp_path / "data", "gae", "grid_pg,sparsity", target=target)
     assert board.metrics == ["grid_pg", "sparsity"] and board.plan.judged == [True, False]
     assert np.isfinite(board.values[:, 0]).sum(1).tolist() == [8] * 3
