@@ -2,8 +2,8 @@
 
 python benchmarks/registers.py --weights deit_tiny_patch16_224.safetensors --images imagenet-samples --pets pets
 
-`--images`: a folder of photos with a labels.csv (name, imagenet_index); `--pets`: one with images/, masks/ and such a CSV
-Register neurons are found on the first photos of a random order, and everything is measured on the others.
+`--images`: a folder of photos with a labels.csv (name, imagenet_index); `--pets`: one with folders images and masks
+beside such a file. Register neurons are found on some photos, and everything is measured on the others.
 """
 
 from __future__ import annotations
@@ -78,23 +78,26 @@ def compare(plain: vitreous.Model, repaired: vitreous.Model, files: list[str], r
         print(f"  attention of {what} at these places, last four layers: {'  '.join(pairs)}")
 
 
-def maps(plain: vitreous.Model, repaired: vitreous.Model, pets: Path, count: int) -> None:
+def maps(plain: vitreous.Model, repaired: vitreous.Model, pets: Path, count: int, metrics: list[str]) -> None:
     """How well maps agree with masks of the animals, and how faithful they are to their own network."""
     photos = Photos.read(pets, "images")
     photos = photos.part(np.random.default_rng(1).permutation(len(photos.files))[:count])
     masks = [str(next((pets / "masks").glob(f"{Path(file).stem}.*"))) for file in photos.files]
     for method in METHODS:
-        for metric in ("mask_ap", "srg"):
+        for metric in metrics:
             scores = []
             for model in (plain, repaired):
-                more = {"masks": masks} if metric == "mask_ap" else {}
+                more = {"masks": masks} if vitreous.METRICS[metric].masks else {}
                 target = [int(label) for label in photos.labels]
                 found = vitreous.evaluate(model, photos.files, method, metric, target=target, **more)
-                scores.append(np.asarray(found.values, np.float64))
+                scores.append(np.asarray(found.value, np.float64))
             change = scores[1] - scores[0]
-            error = change.std(ddof=1) / len(change) ** 0.5
-            means = f"{scores[0].mean():.3f} -> {scores[1].mean():.3f}"
-            print(f"  {method:10s} {metric:8s} {means} ({change.mean():+.3f} ± {error:.3f})")
+            known = np.isfinite(change)  # an image whose map or mask is even has no score
+            error = change[known].std(ddof=1) / known.sum() ** 0.5
+            means = " -> ".join(f"{score[known].mean():.3f}" for score in scores)
+            print(
+                f"  {method:10s} {metric:8s} {means} ({change[known].mean():+.3f} ± {error:.3f}), {known.sum()} photos"
+            )
 
 
 def main() -> None:
@@ -107,6 +110,7 @@ def main() -> None:
     parser.add_argument("--neurons", type=int, nargs="+", default=[5, 10, 20])
     parser.add_argument("--count", type=int, nargs="+", default=[1])
     parser.add_argument("--photos", type=int, default=48, help="of the pets")
+    parser.add_argument("--metrics", nargs="+", default=["mask_ap", "pointing_game", "srg"], help="on the pets")
     given = parser.parse_args()
     model = vitreous.load(given.model, weights=given.weights)
     photos = Photos.read(given.images)
@@ -130,7 +134,7 @@ def main() -> None:
                 print(f"ratio {ratio}, {most} neurons, {count} registers: top-1 {top:.1%}, same class {same:.1%}")
                 compare(model, repaired, others.files[:LOOKED_AT], ratio)
                 if given.pets:
-                    maps(model, repaired, given.pets, given.photos)
+                    maps(model, repaired, given.pets, given.photos, given.metrics)
 
 
 if __name__ == "__main__":

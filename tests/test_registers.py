@@ -22,6 +22,7 @@ import vitreous
 from vitreous import Model, Trace, inspect, with_registers
 from vitreous.errors import OptionError, Unsupported
 from vitreous.inspect.outliers.measure import Images, norms_of, ratios_of, shares_of
+from vitreous.models.fingerprint import fingerprint
 from vitreous.trace.tokens import token_names
 
 LAYER, UNIT = 1, 11  # the planted unit
@@ -296,6 +297,8 @@ def test_a_repaired_model_keeps_labels_preprocessing_and_name() -> None:
     assert repaired.name == "plain with 2 registers" and repaired.known_as == "plain"
     assert repaired.labels == model.labels and repaired.preprocess is model.preprocess
     assert with_registers(model, neurons=[(0, 0), (0, 0)]).neurons == ((0, 0),)
+    others = [with_registers(model, neurons=[(1, unit)]) for unit in (100, 101)]
+    assert len({fingerprint(one) for one in (model, *others)}) == 3  # studies keep them apart
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

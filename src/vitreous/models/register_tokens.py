@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+MOVED = "moved_units"  # buffer of a linear layer: which of its inputs move
 UNITS = "_vitreous_units"  # attribute of a tensor: sizes of activations of the patches, of which the largest move
 
 
@@ -110,7 +111,7 @@ class MovedUnits(nn.Linear):
     """A linear layer, some of whose inputs are moved from the patches to the registers before it."""
 
     registers: Registers
-    units: Tensor
+    moved_units: Tensor
 
     @classmethod
     def of(cls, linear: nn.Linear, units: Sequence[int], registers: Registers) -> MovedUnits:
@@ -120,8 +121,8 @@ class MovedUnits(nn.Linear):
         moved.registers = registers
         listed = torch.tensor(sorted(set(units)), device=linear.weight.device)
         moved._buffers = dict(linear._buffers)
-        moved.register_buffer("units", listed, persistent=False)
+        moved.register_buffer(MOVED, listed)
         return moved
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(self.registers.move(input, self.units))
+        return super().forward(self.registers.move(input, self.moved_units))

@@ -153,7 +153,8 @@ def draw_shares(sheet: Sheet, view: Registers, x: float, y: float, tall: float) 
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])
     axes.yaxis.set_major_formatter(lambda value, _: percent(value))
     axes.axvline(view.onset or 0, color=PALE, linewidth=0.8)
-    sheet.text("appear ", x + CHART * ((view.onset or 0) + 0.3) / (len(layers) - 0.4), y + 0.07, CHART, SMALL, "right")
+    start, early = x + CHART * ((view.onset or 0) + 0.3) / (len(layers) - 0.4), (view.onset or 0) < len(layers) / 2
+    sheet.text("they appear", start + (0.05 if early else -0.05), y + 0.07, CHART, SMALL, "left" if early else "right")
     ends = [(name, float(share[-1]), fill) for name, share, fill in lines] + [("if even", view.even_share, GREY)]
     ends.sort(key=lambda one: -one[1])
     wanted = [y + tall * (1 - end / top) for _, end, _ in ends]
@@ -176,6 +177,6 @@ def draw_units(sheet: Sheet, units: Sequence[UnitLike], x: float, y: float, row:
         sheet.box(left, middle - thick / 2, room * unit.outliers / most, thick, BAR)
         sheet.box(left, middle - thick / 2, room * unit.others / most, thick, GREY)
         sheet.text(f"{unit.outliers:.1f}", x + UNITS, middle, 0.38, LABEL, "right")
-    words = "layer / unit: mean |activation| at outliers"
+    words = "layer / unit: |activation| at outliers"
     sheet.text(words, x, y + len(units) * row + 0.1, UNITS, SMALL)
     sheet.text("(dark: at other patches)", x, y + len(units) * row + 0.24, UNITS, SMALL)

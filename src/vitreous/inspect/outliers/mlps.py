@@ -25,7 +25,7 @@ class Mlp:
     layer: int
     name: str  # of the linear layer, in the network
     units: int  # its inputs
-    flat: bool  # its tokens are in one row, not on a grid
+    flat: bool  # its tokens are all tokens of the block, in the same axes, not on a grid
     axis: int  # of the images in its activations
 
 
@@ -53,7 +53,8 @@ def find_mlps(trace: Trace) -> dict[int, Mlp]:
         return stack
 
     seen = trace.run(trace.images[:1], Run.to_output().inside(hooks))
-    found = ((layer, mlp_of(layer, calls.get(layer, []), one)) for layer, one in enumerate(seen.layers))
+    shape = (1, trace.layout.tokens) if trace.batch_axis == 0 else (trace.layout.tokens, 1)
+    found = ((layer, mlp_of(layer, calls.get(layer, []), one, shape)) for layer, one in enumerate(seen.layers))
     return {layer: mlp for layer, mlp in found if mlp is not None}
 
 
@@ -61,8 +62,8 @@ def noted(calls: list[Call], name: str, linear: nn.Linear, args: tuple[Tensor, .
     calls.append(Call(name, linear, args[0]))
 
 
-def mlp_of(layer: int, calls: list[Call], attention: Attention) -> Mlp | None:
-    """The MLP of a block that called these linear layers; None if they do not end with one."""
+def mlp_of(layer: int, calls: list[Call], attention: Attention, shape: tuple[int, int]) -> Mlp | None:
+    """The MLP of a block that called these linear layers; None if they do not end with one. `shape`: of its tokens."""
     if len(calls) < 2:
         return None
     before, last = calls[-2:]
@@ -72,7 +73,7 @@ def mlp_of(layer: int, calls: list[Call], attention: Attention) -> Mlp | None:
     if not whole or not pair or last.x.ndim not in (3, 4) or is_attended(last.x, attention):
         return None
     axis = 0 if last.x.ndim == 4 or last.x.shape[0] == 1 else 1
-    return Mlp(layer, last.name, units, last.x.ndim == 3, axis)
+    return Mlp(layer, last.name, units, tuple(last.x.shape[:-1]) == shape, axis)
 
 
 def is_attended(x: Tensor, attention: Attention) -> bool:
