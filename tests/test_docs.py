@@ -376,7 +376,9 @@ def test_examples_run(page: Path, player: Player) -> None:
     for language, text in blocks(page):
         player.play(language, text)
     if player.absent:
-        pytest.skip(f"examples with {', '.join(dict.fromkeys(player.absent))}, which make bench-peers installs, were left out")
+        pytest.skip(
+            f"examples with {', '.join(dict.fromkeys(player.absent))}, which make bench-peers installs, were left out"
+        )
 
 
 def test_commands_parse() -> None:
