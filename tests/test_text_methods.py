@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_published_scores(stored: dict[str, np.ndarray], dtype: torch.dtype, lim
         np.testing.assert_allclose(trace.score(target, run).detach(), expected, atol=1e-5)
     for image in range(2):
         assert off(trace.output[image], stored[f"image{image}/any/embedding"]) < limit
+
+
+@pytest.mark.usefixtures("spoken")
+def test_published_picture(stored: dict[str, np.ndarray]) -> None:
+    """What the authors draw is our map, scaled to 0 … 1 and enlarged."""
+    model, images = clip_of(stored, torch.float64), images_of(stored, torch.float64)
+    made = vitreous.explain(model, images, "clip_surgery", text_of(stored, 0), prompts="text1|text2")
+    least, most = made.map.amin((1, 2), keepdim=True), made.map.amax((1, 2), keepdim=True)
+    drawn = replace(made, map=(made.map - least) / (most - least)).resize(64).map
+    for image in range(2):
+        assert off(drawn[image], stored[f"image{image}/text0/surgery_published"]) < 1e-6
 
 
 def test_a_contrast_of_texts_is_the_redundant_text(stored: dict[str, np.ndarray]) -> None:
