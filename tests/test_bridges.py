@@ -1,4 +1,4 @@
-"""captum's objects as methods, and methods as captum and Quantus call them: stand-ins, and the real ones if installed."""
+"""captum objects as methods, and methods as captum and Quantus call them: stand-ins, and the real ones if installed."""
 
 from __future__ import annotations
 

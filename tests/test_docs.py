@@ -21,6 +21,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ CHEAP = """cass_attention.samples=2 integrated_gradients.steps=3 rise.masks=8 op
     smoothgrad.samples=2 optimus.controls=3 sensitivity_n.subsets=3 token_deletion.steps=3 srg.steps=3 deletion.steps=4
     insertion.steps=4"""
 RAY = ("--engine", "--workers", "--gpus", "--address")  # test_ray runs Ray; here the same study runs without
+PEERS = ("captum", "quantus")  # of the extra `bench`, which tests do without
 FILES = re.compile(r"(?<![\w.])\w[\w./-]*\.(?:png|npz|html|csv|parquet|safetensors|json|gif|svg)\b")
 
 
@@ -174,6 +176,7 @@ class Player:
         self.space: dict[str, Any] = {"__name__": "__main__"}
         self.typed: Loader = small_embedded(96, 3)  # what commands have in place of the embedded model
         self.written: Loader = embedded.load  # what Python has
+        self.absent: list[str] = []  # peers that an example uses and that are not installed
 
     @contextlib.contextmanager
     def embedding(self, load: Loader) -> Iterator[None]:
@@ -253,6 +256,10 @@ class Player:
     def python(self, text: str) -> None:
         """In one namespace for the whole page; what is the text of an example file lies in the folder already."""
         if text == OWN.read_text():
+            return
+        absent = [name for name in PEERS if f"import {name}" in text or f"from {name}" in text if not find_spec(name)]
+        if absent:
+            self.absent += absent
             return
         if "127.0.0.1:8000" in text:
             self.serve(["serve"], lambda port: self.execute(text.replace("8000", str(port))))
@@ -358,7 +365,7 @@ def player(
     sys.modules.pop("own_method", None)
 
 
-LONG = ("inspect.md", "maximize.md", "registers.md", "results.md", "serve.md", "studies.md")
+LONG = ("bridges.md", "inspect.md", "maximize.md", "registers.md", "results.md", "serve.md", "studies.md")
 SHOWN = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else []) for p in PAGES if blocks(p)]
 
 
@@ -368,6 +375,10 @@ def test_examples_run(page: Path, player: Player) -> None:
         player.typed = small_embedded(96)
     for language, text in blocks(page):
         player.play(language, text)
+    if player.absent:
+        pytest.skip(
+            f"examples with {', '.join(dict.fromkeys(player.absent))}, which make bench-peers installs, were left out"
+        )
 
 
 def test_commands_parse() -> None:
@@ -378,6 +389,14 @@ def test_commands_parse() -> None:
     assert len(commands) > 60
     for words in commands:
         parse(words)
+
+
+def test_examples_with_peers_are_left_out_only_without_them(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_docs.PEERS", ("nowhere_to_be_found", "json"))
+    player.play("python", "from nowhere_to_be_found import x")
+    assert player.absent == ["nowhere_to_be_found"]
+    with pytest.raises(ZeroDivisionError):
+        player.play("python", "import json\n1 / 0")
 
 
 def test_a_wrong_example_is_noticed(player: Player) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_published_scores(stored: dict[str, np.ndarray], dtype: torch.dtype, lim
         np.testing.assert_allclose(trace.score(target, run).detach(), expected, atol=1e-5)
     for image in range(2):
         assert off(trace.output[image], stored[f"image{image}/any/embedding"]) < limit
+
+
+@pytest.mark.usefixtures("spoken")
+def test_published_picture(stored: dict[str, np.ndarray]) -> None:
+    """What the authors draw is our map, scaled to 0 … 1 and enlarged."""
+    model, images = clip_of(stored, torch.float64), images_of(stored, torch.float64)
+    made = vitreous.explain(model, images, "clip_surgery", text_of(stored, 0), prompts="text1|text2")
+    least, most = made.map.amin((1, 2), keepdim=True), made.map.amax((1, 2), keepdim=True)
+    drawn = replace(made, map=(made.map - least) / (most - least)).resize(64).map
+    for image in range(2):
+        assert off(drawn[image], stored[f"image{image}/text0/surgery_published"]) < 1e-6
 
 
 def test_a_contrast_of_texts_is_the_redundant_text(stored: dict[str, np.ndarray]) -> None:
@@ -318,6 +330,26 @@ class Gated(zoo.Block):
         return x + self.out(mixed.sigmoid() * mixed)
 
 
+class Sideways(zoo.HandWritten):
+    """Blocks that are given the channels of the tokens, not the tokens."""
+
+    class Block(zoo.Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mT).mT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (self.Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, _, y, x_ = x.shape
+        x = x.reshape(b, 3, y // 16, 16, x_ // 16, 16).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        x = torch.cat([self.embed(x), self.last.expand(b, -1, -1)], 1).mT
+        for block in (self.first, self.second, self.third):
+            x = block(x)
+        return self.head(self.norm(x.mT[:, -1]))
+
+
 def built(block: type[nn.Module]) -> Model:
     net = zoo.HandWritten().eval()
     net.first, net.second, net.third = (block() for _ in range(3))
@@ -337,6 +369,15 @@ def test_blocks_that_cannot_be_used() -> None:
     with pytest.raises(Unsupported, match=r"finds no queries and keys in odd; set grad_eclip\.ksim=none"):
         vitreous.explain(built(Elsewhere), images, "grad_eclip", 1)
     assert vitreous.explain(built(Elsewhere), images, "grad_eclip", 1, ksim="none").map.std() > 0
+
+
+@pytest.mark.parametrize("method", ["maskclip", "clip_surgery"])
+def test_blocks_without_tokens(method: str) -> None:
+    model, images = Model(Sideways().eval(), name="odd"), zoo.images("hand-written", 1)
+    said = f"{method} needs blocks that run once for each layer and are given all 17 tokens, and those of odd are not"
+    with pytest.raises(Unsupported, match=said):
+        vitreous.explain(model, images, method, 1)
+    assert vitreous.explain(model, images, "grad_eclip", 1).map.std() > 0
 
 
 def test_attention_that_is_not_of_one_head() -> None:
@@ -365,7 +406,7 @@ def test_words_on_the_command_line() -> None:
     given = [
         "grad_eclip.heads=true",
         "grad_eclip.ksim=none",
-        "clip_surgery.prompts=7, or so|null",
+        "clip_surgery.prompts=7, or|null",
         "maskclip.ksim=true",
     ]
     assert parse_settings(given) == {

@@ -147,7 +147,7 @@ def added(trace: Trace, block: Block, make: Make) -> Tokens:
 
     def run(form: Make, wanted: Callable[[int, Tokens], bool]) -> Sums:
         with again(trace, block) as names:
-            seen = Reformed(names, len(trace), form)
+            seen = Reformed(names, trace, form)
             sums = Sums(seen, block, wanted)
             with suppress(Enough), sums, seen:
                 block.run(block.entered)

@@ -51,7 +51,7 @@ class Recorded:
 
 def recorded(trace: Trace, method: str, since: int) -> Recorded:
     """The forward pass of the images, with the blocks from layer `since` on."""
-    need_blocks(trace, method, "grad_eclip or legrad")
+    need_blocks(trace, method, "grad_eclip or gae")
     count, blocks, tokens = len(trace), Blocks(trace, since), []
 
     def one_more(streams: tuple[Tensor, ...]) -> Tensor:
@@ -82,16 +82,11 @@ class Blocks:
         stack = ExitStack()
         for module in dict.fromkeys(self.trace.block(i) for i in range(self.trace.layout.layers)):
             stack.callback(module.register_forward_pre_hook(own_thread(self.enter), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(own_thread(self.leave)).remove)
         return stack
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         early = len(self.calls) < self.since
         self.calls.append(None if early else Block(module, self.trace.batch_axis, args, kwargs))
-
-    def leave(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self.calls and self.calls[-1] is not None:
-            self.calls[-1].leave(out)
 
     def found(self, method: str) -> list[Block]:
         layout, name = self.trace.layout, self.trace.model.name
@@ -106,13 +101,16 @@ class Blocks:
 
 
 class Reformed(Swap):
-    """A mode in which the attention returns what `make` forms from its queries, keys and values."""
+    """A mode in which the attention of all tokens returns what `make` forms from its queries, keys and values."""
 
-    def __init__(self, names: dict[int, str], images: int, make: Make) -> None:
-        Capture.__init__(self, names, images)
-        self.make = make
+    def __init__(self, names: dict[int, str], trace: Trace, make: Make) -> None:
+        Capture.__init__(self, names, len(trace))
+        self.tokens, self.make = trace.layout.tokens, make
 
     def keep(self, call: Attention) -> None:
+        if call.shape[2:] != (self.tokens, self.tokens):
+            Capture.keep(self, call)
+            return
         self.heads = self.make(call)
         super().keep(call)
 
@@ -120,7 +118,7 @@ class Reformed(Swap):
 def with_attention(trace: Trace, block: Block, make: Make) -> tuple[Tokens, Attention, Projection | None]:
     """The output of a block with another attention, that attention, and the projection of its output."""
     with again(trace, block) as names:
-        seen = Reformed(names, len(trace), make)
+        seen = Reformed(names, trace, make)
         readers = Projections(seen)
         with readers, seen:
             out = block.run(block.entered)
