@@ -6,7 +6,7 @@ from vitreous.declaration import ConfiguredMethod
 
 def ensemble(
     *,
-    members: str = "centred_lrp:2,token_ablation:1",
+    members: str = "centred_lrp:4,token_ablation:1",
 ) -> ConfiguredMethod:
     """The weighted mean of the maps of several methods; by default of relevance and of what happens without each patch,
     which together are more faithful than either.

@@ -20,7 +20,7 @@ def ensemble(
     *,
     members: Annotated[
         str, Field(description="methods with their weights; each map is divided by the sum of its absolute values")
-    ] = "centred_lrp:2,token_ablation:1",
+    ] = "centred_lrp:4,token_ablation:1",
 ) -> Map:
     """The weighted mean of the maps of several methods; by default of relevance and of what happens without each patch,
     which together are more faithful than either.
@@ -35,7 +35,7 @@ def ensemble(
 
 
 def parse_members(text: str) -> dict[str, float]:
-    """Read "centred_lrp:2,token_ablation:1"."""
+    """Read "centred_lrp:4,token_ablation:1"."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, _, weight = part.strip().partition(":")
