@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 import zoo
@@ -261,3 +264,17 @@ def test_checkpointed_models_are_explained_as_they_are() -> None:
         plain = vitreous.explain(zoo.model("timm ViT"), zoo.images("timm ViT"), method, 1).map
         assert off(ours, plain) <= ROUNDING
     assert net.grad_checkpointing and net.training
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["timm DINOv3", "timm SigLIP", "timm ViT", "hand-written"])
+def test_the_layout_is_the_same_without_gradients(name: str, context: Any) -> None:
+    """A caller who works without gradients gets the same read-out, hence the same maps."""
+    net, images = zoo.network(name), zoo.images(name)
+    usual = vitreous.explain(Model(copy.deepcopy(net)), images, "rollout").map
+    model = Model(copy.deepcopy(net))
+    with context():
+        found = model.layout_at(zoo.ZOO[name].size)
+        maps = vitreous.explain(model, images, "rollout").map
+    assert found.readout == zoo.model(name).layout_at(zoo.ZOO[name].size).readout
+    assert off(maps, usual) <= ROUNDING

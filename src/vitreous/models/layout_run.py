@@ -39,6 +39,11 @@ class Reference:
 
 def find_layout(model: Network, size: tuple[int, int], given: Layout | None = None) -> tuple[Layout, Reference]:
     """Run the model once on two noise images and measure; a layout given by hand is believed."""
+    with torch.inference_mode(False), torch.enable_grad():  # also where the caller works without gradients
+        return measure_layout(model, size, given)
+
+
+def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
     flow = DataFlow(output, [call.node for call in seen.calls])
