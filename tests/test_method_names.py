@@ -22,7 +22,6 @@ TARGETED = "stands for any method that depends on a target"
 WORD = "the word, not the method"
 
 ALLOWED = {  # file, names: why they are there
-    "bridges.py": {DEFAULT: ["gae"]},
     "inspect/outliers/registers.py": {WORD: ["rise"]},
     "metrics/shortcut/token_shortcut.py": {"its scores are those of this method": ["token_ablation"]},
     "_support/statistics.py": {REFERENCE: ["random"]},

@@ -247,7 +247,7 @@ def drawing(key: int) -> Iterator[None]:
 class CaptumStyle:
     """A method with captum's `attribute`."""
 
-    def __init__(self, model: Model | nn.Module, method: str | ConfiguredMethod = "gae", **options: Any) -> None:
+    def __init__(self, model: Model | nn.Module, method: str | ConfiguredMethod | None = None, **options: Any) -> None:
         self.model = model if isinstance(model, Model) else Model(model)
         self.method, self.options = method, options
 
@@ -270,7 +270,7 @@ class CaptumStyle:
         return (found,) if isinstance(inputs, tuple) else found
 
 
-def captum_style(model: Model | nn.Module, method: str | ConfiguredMethod = "gae", **options: Any) -> CaptumStyle:
+def captum_style(model: Model | nn.Module, method: str | ConfiguredMethod | None = None, **options: Any) -> CaptumStyle:
     """A method as code written for captum expects it: `captum_style(net, "gae").attribute(inputs, target=281)`."""
     return CaptumStyle(model, method, **options)
 
@@ -280,7 +280,7 @@ def quantus_explain(
     inputs: Any,
     targets: Any = None,
     *,
-    method: str | ConfiguredMethod = "gae",
+    method: str | ConfiguredMethod | None = None,
     device: Any = None,
     **options: Any,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -296,7 +296,9 @@ def quantus_explain(
     return cast("np.ndarray[Any, np.dtype[np.float32]]", maps[:, None].cpu().numpy())
 
 
-def enlarged(model: Model, images: Images, method: str | ConfiguredMethod, target: Any, options: dict[str, Any]) -> Map:
+def enlarged(
+    model: Model, images: Images, method: str | ConfiguredMethod | None, target: Any, options: dict[str, Any]
+) -> Map:
     """Maps at the size of the images."""
     chosen = target.tolist() if isinstance(target, Tensor | np.ndarray) else target
     made = explain(model, images, method, chosen, **options)

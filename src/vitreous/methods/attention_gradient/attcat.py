@@ -13,7 +13,16 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="qiang2022attcat", targeted=True, signed=True, attention=True, joins=True, several=True, replays=True)
+@method(
+    cite="qiang2022attcat",
+    targeted=True,
+    signed=True,
+    attention=True,
+    joins=True,
+    several=True,
+    replays=True,
+    tried=[{"rules": "libra"}, {"rules": "libra", "baseline": "mean"}],
+)
 def attcat(
     trace: Trace,
     target: Target,

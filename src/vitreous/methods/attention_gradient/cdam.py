@@ -28,7 +28,14 @@ def is_plain(options: Mapping[str, Any]) -> bool:
 
 
 @method(
-    cite="brocki2023class", targeted=True, signed=True, tokens=True, several=is_vanilla, replays=is_plain, quick=True
+    cite="brocki2023class",
+    targeted=True,
+    signed=True,
+    tokens=True,
+    several=is_vanilla,
+    replays=is_plain,
+    quick=True,
+    tried=[{"baseline": "mean"}],
 )
 def cdam(
     trace: Trace,

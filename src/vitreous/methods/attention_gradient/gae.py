@@ -14,7 +14,16 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="chefer2021generic", targeted=True, attention=True, joins=True, several=True, replays=True, quick=True)
+@method(
+    cite="chefer2021generic",
+    targeted=True,
+    attention=True,
+    joins=True,
+    several=True,
+    replays=True,
+    quick=True,
+    tried=[{"rules": "libra"}],
+)
 def gae(
     trace: Trace,
     target: Target,

@@ -20,7 +20,7 @@ from vitreous.types import Map
     joins=True,
     several=True,
     replays=keeps_all,
-    tried=[{"discard": 0.9}],
+    tried=[{"discard": 0.9}, {"rules": "libra"}],
 )
 def grad_rollout(
     trace: Trace,

@@ -13,7 +13,16 @@ from vitreous.types import Map
 TINY = 1e-7  # added to the sum of activations, as the authors do
 
 
-@method(cite="fu2020axiom", targeted=True, signed=True, tokens=True, blocks=True, several=True, replays=True)
+@method(
+    cite="fu2020axiom",
+    targeted=True,
+    signed=True,
+    tokens=True,
+    blocks=True,
+    several=True,
+    replays=True,
+    tried=[{"rules": "libra", "layers": "all"}],
+)
 def xgradcam(
     trace: Trace,
     target: Target,

@@ -29,6 +29,8 @@ def without_bias(options: Mapping[str, Any]) -> bool:
     joins=True,
     several=without_bias,
     replays=without_bias,
+    quick=True,
+    tried=[{"baseline": "mean"}],
 )
 def libra_fullgrad(
     trace: Trace,
