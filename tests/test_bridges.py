@@ -267,7 +267,11 @@ def test_what_fails_is_told() -> None:
 def test_studies_keep_names(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"a study keeps methods by their names, and vitreous\.from_captum\("):
         vitreous.run_study(
-            zoo.model(NAME), folder_of(tmp_path), tmp_path / "s", methods=[from_captum(PlainGradient(net()))]
+            "leaderboard",
+            folder_of(tmp_path),
+            zoo.model(NAME),
+            tmp_path / "s",
+            methods=[from_captum(PlainGradient(net()))],
         )
 
 

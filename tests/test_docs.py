@@ -116,7 +116,9 @@ def small_torchvision(name: str, weights: str | None, size: Any) -> Loaded:
     import torchvision
 
     assert name in torchvision.models.list_models()
-    return loaded(zoo.torchvision(), name)._replace(classifier=True)
+    net = zoo.torchvision()
+    torch.nn.init.normal_(net.heads.head.weight)  # it begins with zeros, for which every map is empty
+    return loaded(net, name)._replace(classifier=True)
 
 
 def small_openclip(name: str, weights: str | None, size: Any) -> Loaded:

@@ -157,11 +157,11 @@ def maps(page: Any, count: int) -> None:
 
 def test_first_visit_is_explained(visit: Callable[..., Any]) -> None:
     page = visit()
-    maps(page, 5)  # two methods for two targets, one for none
+    maps(page, 3)  # one method for two targets, one for none
     assert "predicts" in page.locator(".lead").first.inner_text()
     labels = [page.locator(".grid .map").nth(i).get_attribute("aria-label") for i in range(2)]
     assert all("highest at the" in label for label in labels)
-    assert "rollout" in labels[0] and "cdam for" in labels[1]  # the quickest first
+    assert "attention" in labels[0] and "centred_lrp for" in labels[1]
 
 
 def test_the_whole_way(visit: Callable[..., Any], tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_autocast_is_kept() -> None:
 def test_what_cannot_be_shifted_is_refused(method: str) -> None:
     model, images = zoo.model("timm ViT"), zoo.images("timm ViT")
     with pytest.raises(OptionError, match="shifts=4 needs wrt=image"):
-        vitreous.explain(model, images, method, 1, shifts=4)
+        vitreous.explain(model, images, method, 1, wrt="tokens", shifts=4)
     with pytest.raises(OptionError, match="shifts=17 is too many: a patch of timm-vit is 16 pixels wide"):
         vitreous.explain(model, images, method, 1, wrt="image", shifts=17)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError, Unsupported
+from vitreous.trace.ruled import Pair
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
@@ -64,6 +65,12 @@ def sum_layers(trace: Trace, maps: list[Map]) -> Map:
         said = f"{trace.model.name} merges its tokens on the way ({told}), so layers cannot be summed patch by patch"
         raise Unsupported(f"{said}. Try attn_lrp, cp_lrp or gradcam.")
     return torch.stack(maps).sum(0)
+
+
+def tokens_x_gradients(trace: Trace, pairs: list[Pair], baseline: Baseline) -> Map:
+    """Σ_l Σ_c (h_l − baseline) ⊙ ∂y/∂h_l on the patch grid."""
+    products = [less_baseline(trace, tokens, baseline) * grad for tokens, grad in pairs]
+    return sum_layers(trace, [trace.to_patches(product).sum(-1) for product in products])
 
 
 def keeps_all(options: Mapping[str, Any]) -> bool:

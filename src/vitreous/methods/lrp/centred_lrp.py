@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vitreous.methods.lrp.libra_fullgrad import summed
+from vitreous.methods.common import tokens_x_gradients
 from vitreous.registry import method
 from vitreous.trace.ruled import entering_blocks, ruled, token_grads
 from vitreous.trace.rules.gradient import ATTN_LRP, CP_LRP
@@ -41,4 +41,4 @@ def centred_lrp(
     the patches of the image
     """
     found = ruled(trace, TABLES[table])
-    return summed(trace, token_grads(trace, found, target, entering_blocks(trace, found)), "mean")
+    return tokens_x_gradients(trace, token_grads(trace, found, target, entering_blocks(trace, found)), "mean")

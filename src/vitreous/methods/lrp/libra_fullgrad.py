@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from vitreous.methods.common import Baseline, less_baseline, sum_layers
+from vitreous.methods.common import Baseline, tokens_x_gradients
 from vitreous.methods.lrp.contributions import bias_map, contributions
 from vitreous.registry import method
-from vitreous.trace.ruled import Pair, entering_blocks, ruled, token_grads
+from vitreous.trace.ruled import entering_blocks, ruled, token_grads
 from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -47,19 +47,13 @@ def libra_fullgrad(
     if bias:
         return with_biases(trace, target, baseline)
     found = ruled(trace, LIBRA)
-    return summed(trace, token_grads(trace, found, target, entering_blocks(trace, found)), baseline)
-
-
-def summed(trace: Trace, pairs: list[Pair], baseline: Baseline) -> Map:
-    """Σ_l Σ_c h_l ⊙ ∂y/∂h_l on the patch grid."""
-    products = [less_baseline(trace, tokens, baseline) * grad for tokens, grad in pairs]
-    return sum_layers(trace, [trace.to_patches(product).sum(-1) for product in products])
+    return tokens_x_gradients(trace, token_grads(trace, found, target, entering_blocks(trace, found)), baseline)
 
 
 def with_biases(trace: Trace, target: Target, baseline: Baseline) -> Map:
     """The same with the contributions of all biases, image by image."""
     if len(trace) == 1:
         parts = contributions(trace, target)
-        return summed(trace, parts.pairs, baseline) + bias_map(trace, parts.added)
+        return tokens_x_gradients(trace, parts.pairs, baseline) + bias_map(trace, parts.added)
     fixed = target.fix(trace.output)
     return torch.cat([with_biases(trace.only(i), fixed.of_image(i), baseline) for i in range(len(trace))])
