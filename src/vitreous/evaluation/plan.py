@@ -97,9 +97,11 @@ def pick_methods(given: Methods | None) -> list[str | ConfiguredMethod]:
     return list(dict.fromkeys((*CONTROLS, *asked)))
 
 
-def not_registered(one: str | ConfiguredMethod) -> bool:
-    """Whether a method is known only to who made it: it cannot be found by its name."""
-    return isinstance(one, ConfiguredMethod) and one.name not in METHODS
+def refuse_unregistered(asked: Iterable[str | ConfiguredMethod]) -> None:
+    """Raise if a method is known only to who made it: a study, on other machines too, finds methods by their names."""
+    for one in asked:
+        if isinstance(one, ConfiguredMethod) and one.name not in METHODS:
+            raise OptionError(f"a study keeps methods by their names, and {one!r} has none; use run_leaderboard")
 
 
 def chosen_methods(given: Methods) -> list[str | ConfiguredMethod]:
@@ -115,8 +117,7 @@ def by_name(given: Methods | None, options: Settings) -> tuple[list[str] | None,
     asked = [configured(one) for one in dict.fromkeys(listed_methods(given))]
     names = [one if isinstance(one, str) else one.name for one in asked]
     own = {one.name: one.options for one in asked if isinstance(one, ConfiguredMethod)}
-    for one in filter(not_registered, asked):
-        raise OptionError(f"a study keeps methods by their names, and {one!r} has none; use run_leaderboard")
+    refuse_unregistered(asked)
     for name in names:
         if names.count(name) > 1 or (name in own and name in options):
             raise OptionError(f"{name} is asked for with several choices of options; give one")

@@ -11,7 +11,7 @@ from torch import nn
 
 from vitreous._support.progress import counting
 from vitreous.errors import OptionError
-from vitreous.evaluation.plan import Methods, by_name
+from vitreous.evaluation.plan import Methods, by_name, listed_methods, refuse_unregistered
 from vitreous.evaluation.study.kind import Kind, Settings, find_kind
 from vitreous.evaluation.study.local import run_local
 from vitreous.evaluation.study.plan import Planned, Source, plan
@@ -105,6 +105,7 @@ def make_kind(
     """The kind of study with all its options, checked."""
     made: Any = find_kind(name)
     if name == "leaderboard":
+        refuse_unregistered([] if methods is None else listed_methods(methods))
         return made.make(methods, metrics, options, data)  # type: ignore[no-any-return]
     own = dict(options.get(name, {})) if name not in ("compare", "maps") else {}
     names, options = by_name(methods, options)
