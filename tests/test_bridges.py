@@ -312,7 +312,7 @@ def test_quantus_explain() -> None:
     expected = vitreous.explain(zoo.model(NAME), images(), "gae", [3, 1], start_layer=1).resize(64).map
     assert made.shape == (2, 1, 64, 64) and made.dtype == np.float32 and off(made[:, 0], expected) < 1e-5
     top = quantus_explain(model=zoo.model(NAME), inputs=x.astype(np.float64), targets=None)
-    assert off(top[:, 0], vitreous.explain(zoo.model(NAME), images(), "gae").resize(64).map) < 1e-5
+    assert off(top[:, 0], vitreous.explain(zoo.model(NAME), images()).resize(64).map) < 1e-5
 
 
 # ------------------------------------------------------------------------------------------------- the peers themselves

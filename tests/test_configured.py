@@ -162,7 +162,7 @@ def test_a_leaderboard_has_a_row_for_each_choice_of_options(photos: Path) -> Non
 
 def test_advice_measures_it_as_it_is(photos: Path) -> None:
     found = vitreous.advise(zoo.model("timm ViT"), photos, methods=["gae", methods.attention(layer=1)])
-    assert {one.name for one in found.contenders} == {"gae", "attention layer=1"}
+    assert {one.name for one in found.contenders} == {"gae", "gae rules=libra", "attention layer=1"}
     assert next(one for one in found.contenders if one.method == "attention").options == {"layer": 1}
 
 

@@ -21,6 +21,7 @@ counting, quick = (importlib.import_module(name) for name in ("counting", "quick
 DEAR = (
     *("integrated_gradients, a step", "transformer_attribution", "token_deletion, a step"),
     *("libra_fullgrad, biases", "attcat", "gae, Libra", "xgradcam", "hirescam"),
+    *("beyond_intuition, a step", "occlusion, a patch", "cp_lrp, gamma"),
 )
 
 

@@ -494,7 +494,7 @@ def test_autocast_is_the_models_affair(method: str) -> None:
     assert torch.corrcoef(torch.stack([mixed.flatten(), exact.flatten()]))[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("method", ["gae", "cdam", "rollout", *rare("legrad", "gradient", "attention")])
+@pytest.mark.parametrize("method", ["gae", *rare("cdam", "rollout", "legrad", "gradient", "attention")])
 def test_a_trace_frees_its_memory_at_once(method: str) -> None:
     """No cycle holds a tensor of it until the garbage collector comes."""
     model, images = zoo.model("timm ViT"), zoo.images("timm ViT")

@@ -109,6 +109,7 @@ def test_corrupt_in_the_middle(tmp_path: Path) -> None:
     assert "truncated or corrupt" in refusal(path)
 
 
+@pytest.mark.slow
 def test_no_corruption_ends_in_another_error(tmp_path: Path) -> None:
     """Bytes changed at random: a picture or an InputError, never anything else."""
     random, said = np.random.default_rng(0), []

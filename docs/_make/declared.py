@@ -217,8 +217,13 @@ def results_of(one: Method) -> list[str]:
     for metric in dict.fromkeys(metric for _, metric, *_ in rows):
         told = {pictures: f"{mine} | {chance}" for pictures, m, mine, chance in rows if m == metric}
         cells = " | ".join(told.get(group, " | ") for group in groups)
-        table.append(f"| [{metric}](../metrics/{metric}.md) {arrow(metric)} | {cells} |")
+        table.append(f"| [{metric}](../metrics/{bare(metric)}.md) {arrow(bare(metric))} | {cells} |")
     return [title, f"{said} All methods: [results](../results.md).", "\n".join(table)]
+
+
+def bare(label: str) -> str:
+    """The name of a method or metric without its options: srg of "srg of=logit"."""
+    return label.split()[0]
 
 
 def arrow(metric: str) -> str:
@@ -255,9 +260,9 @@ def standing(one: Metric) -> list[str]:
     for pictures, values in boards:
         by = dict(values)
         ranked = sorted((v for v in values if v[0] not in ("random", "centre")), key=lambda v: sign * number(v[1]))
-        first = ", ".join(f"[{name}](../methods/{name}.md) {value}" for name, value in ranked[:3])
+        first = ", ".join(f"[{name}](../methods/{bare(name)}.md) {value}" for name, value in ranked[:3])
         table.append(f"| {pictures} | {first} | {by['random']} | {by['centre']} |")
-    return [title, "DeiT-Tiny, default options; all methods: [results](../results.md).", "\n".join(table)]
+    return [title, "DeiT-Tiny; all methods: [results](../results.md).", "\n".join(table)]
 
 
 def number(said: str) -> float:
