@@ -29,7 +29,7 @@ HEAD = "| method | options | shift, order | shift, values | gain, order | gain, 
 
 
 def rows(only: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every method as it is, and with each other word of the options that make another map of it."""
+    """Every method as it is, with each other word of options that make another map of it, and as advise tries it."""
     for name, method in vitreous.METHODS.items():
         if only and name not in only:
             continue
@@ -38,6 +38,7 @@ def rows(only: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             words = [word for word in get_args(field.annotation) if isinstance(word, str)]
             if option in VARIED:
                 yield from ((name, {option: word}) for word in words if word != field.default)
+        yield from ((name, dict(own)) for own in method.tried if len(own) > 1 or not {*own} & {*VARIED})
 
 
 def written(value: float) -> str:
