@@ -79,17 +79,17 @@ Memory = Annotated[
 
 # --------------------------------------------------------------------------------- methods, metrics and their options
 
-METHOD = typer.Option(
-    "--method", "--methods", "-x", help="Methods, separated by commas, or all; see: vitreous methods."
-)
+METHOD: dict[str, Any] = {"help": "Methods, separated by commas, or all; see: vitreous methods."}
+METHOD_NAMES = ("--method", "--methods", "-x")
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
-MethodsOrDefault = Annotated[str | None, METHOD]
+MethodsOrDefault = Annotated[str | None, typer.Option(*METHOD_NAMES, **METHOD)]
+OneOrMoreMethods = Annotated[
+    str | None, typer.Option(*METHOD_NAMES, **METHOD, show_default="the best quick map for a class")
+]
 MethodRows = Annotated[
     str | None,
     typer.Option(
-        "--method",
-        "--methods",
-        "-x",
+        *METHOD_NAMES,
         help="Methods, separated by commas, or all; each may have options of its own: gae,gae:start_layer=2.",
     ),
 ]
