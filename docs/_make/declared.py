@@ -180,10 +180,11 @@ def metric_example(one: Declared) -> tuple[str, str]:
     data = "pets/ --masks pets/masks" if masked else "photos/"
     where = ", masks=[(40, 30, 260, 240)]" if masked else ""
     method = "integrated_gradients" if one.name == "completeness" else "gae"
+    images = '["a.jpg", "b.jpg", "c.jpg", "d.jpg"]' if isinstance(one, Metric) and one.others else '"photo.jpg"'
     python = (
         "import vitreous\n\n"
         "model = vitreous.load()\n"
-        f'score = vitreous.evaluate(model, "photo.jpg", "{method}", "{one.name}"{where})\n'
+        f'score = vitreous.evaluate(model, {images}, "{method}", "{one.name}"{where})\n'
         "print(score.mean, score.better)"
     )
     return f"vitreous evaluate {data} --methods {method} --metrics {one.name}", python

@@ -126,6 +126,9 @@ def scores(metric: str) -> dict[str, Score]:
     photo, more = scene(metric)
     names = SUMS if metric == "completeness" else COMPARED
     path = str(PHOTOS / photo)
+    if vitreous.METRICS[metric].others:  # the packaged photos, this one first
+        every = [path, *sorted(str(one) for one in PHOTOS.glob("*.jpg") if one.name != photo)]
+        return {name: vitreous.evaluate(model(), every, name, metric) for name in names}
     return {name: vitreous.evaluate(model(), path, explained(name, photo), metric, **more) for name in names}
 
 

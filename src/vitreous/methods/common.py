@@ -1,8 +1,9 @@
-"""Shared by several methods: layer checks, fusing attention heads, discarding, quadrature points."""
+"""Shared by several methods: their gradient and baseline, layer checks, fusing heads, discarding, quadrature points."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,15 +13,36 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
+from vitreous.capture.attention_backward import Visitor
 from vitreous.errors import OptionError, Unsupported
-from vitreous.trace.ruled import Pair
+from vitreous.trace.ruled import Pair, follow_ruled, ruled
+from vitreous.trace.rules.libra import LIBRA
+from vitreous.trace.rules.mode import Table
+from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
+GradientRules = Annotated[
+    Literal["plain", "libra"],
+    Field(description="the gradient: plain, or Libra's, in which attention, the σ of norms and gates are constant"),
+]
 Baseline = Annotated[
     Literal["zero", "mean"],
     Field(description="subtracted from each token: nothing, or the mean token of the image's patches"),
 ]
+
+
+def table_of(rules: GradientRules) -> Table | None:
+    """The table of this gradient; None: plain."""
+    return LIBRA if rules == "libra" else None
+
+
+def following(trace: Trace, rules: GradientRules) -> Callable[[Target, Visitor], None]:
+    """`Trace.follow` with this gradient; makes the forward pass that everything after it uses."""
+    if rules == "plain":
+        trace.followed(seen=False)
+        return trace.follow
+    return partial(follow_ruled, trace, ruled(trace, LIBRA))
 
 
 def check_start(trace: Trace, start_layer: int) -> None:

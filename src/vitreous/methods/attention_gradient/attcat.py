@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vitreous.methods.common import Baseline, less_baseline, sum_layers
-from vitreous.methods.libra import GradientRules, table_of
+from vitreous.methods.common import Baseline, GradientRules, less_baseline, sum_layers, table_of
 from vitreous.registry import method
 from vitreous.trace.ruled import entering_blocks, received, ruled, token_grads
 from vitreous.trace.target import Target

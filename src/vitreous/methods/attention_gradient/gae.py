@@ -6,8 +6,7 @@ import torch
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown
-from vitreous.methods.common import check_start
-from vitreous.methods.libra import GradientRules, following
+from vitreous.methods.common import GradientRules, check_start, following
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace

@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, step
-from vitreous.methods.common import check_start, keeps_all, trim
-from vitreous.methods.libra import GradientRules, following
+from vitreous.methods.common import GradientRules, check_start, following, keeps_all, trim
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace

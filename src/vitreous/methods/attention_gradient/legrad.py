@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import sum_of
-from vitreous.methods.libra import GradientRules, table_of
+from vitreous.methods.common import GradientRules, table_of
 from vitreous.registry import method
 from vitreous.trace.ruled import mode
 from vitreous.trace.rules.mode import Rules, warn_of

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.errors import OptionError
-from vitreous.methods.common import Baseline, less_baseline, sum_layers
-from vitreous.methods.libra import GradientRules, table_of
+from vitreous.methods.common import Baseline, GradientRules, less_baseline, sum_layers, table_of
 from vitreous.trace.ruled import Pair, entering_blocks, entry_grad_ruled, ruled, token_grads
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace

@@ -3,8 +3,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitreous.methods.cam.common import At, Layer, Layers, Place, cam, over_tokens
-from vitreous.methods.common import Baseline
-from vitreous.methods.libra import GradientRules
+from vitreous.methods.common import Baseline, GradientRules
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace

@@ -7,8 +7,7 @@ import torch
 
 from vitreous.errors import Unsupported
 from vitreous.methods.cam.common import At, Layer, Layers, Place, tokens_at
-from vitreous.methods.common import Baseline, less_baseline, sum_layers
-from vitreous.methods.libra import GradientRules
+from vitreous.methods.common import Baseline, GradientRules, less_baseline, sum_layers
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vitreous.methods.libra import GradientRules, table_of
+from vitreous.methods.common import GradientRules, table_of
 from vitreous.methods.lrp.propagate import relevance_map
 from vitreous.methods.lrp.shifts import Shifts, averaged, unshifted
 from vitreous.registry import method
