@@ -326,6 +326,8 @@ def cheaper(words: list[str]) -> list[str]:
     """The same with one picture and few samples, where all methods are asked for; few steps of a long ascent."""
     if words[0] == "maximize":
         return [*words, "--steps", "2"]
+    if words[0] == "advise" and not {"-x", "--method", "--methods"} & {*words}:
+        return [*words, "--methods", "gae,gradcam,rollout"]
     if "all" not in words or words[0] != "evaluate":
         return words
     asked = words[words.index("--metrics") + 1].split(",")

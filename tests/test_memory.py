@@ -17,7 +17,7 @@ import pytest
 import torch
 import zoo
 from conftest import Run, off
-from machine import DIFFERENCES, FREE, PATIENCE, until
+from machine import DIFFERENCES, FREE, PATIENCE, rare, until
 
 import vitreous
 from vitreous._support import memory, progress
@@ -112,7 +112,7 @@ def test_the_footprint_grows_with_the_image_and_counts_eager_attention() -> None
     assert eager.footprint[1] > fused.footprint[1] > fused.footprint[0] > 0
 
 
-@pytest.mark.parametrize("method", ["token_ablation", "gae", "rollout", "integrated_gradients", "smoothgrad"])
+@pytest.mark.parametrize("method", ["token_ablation", "gae", *rare("rollout", "integrated_gradients", "smoothgrad")])
 def test_maps_do_not_depend_on_the_budget(method: str) -> None:
     model, images = zoo.model("timm ViT"), zoo.images("timm ViT", 5)
     free = vitreous.explain(model, images, method, 1 if vitreous.METHODS[method].targeted else None).map

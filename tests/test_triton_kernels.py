@@ -39,7 +39,9 @@ SHAPES = [(2, 3, 70, 70, 16), (1, 2, 1, 37, 24), (2, 2, 65, 130, 8)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [SHAPES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in SHAPES[1:])], ids=str
+)
 def test_sums_are_those_of_the_matrices(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     b, h, n, m, d = shape
     random = torch.Generator().manual_seed(0)
@@ -74,7 +76,7 @@ def test_rows_of_several_targets_share_the_images() -> None:
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout"])
-@pytest.mark.parametrize("name", ["timm ViT", "timm BEiT", *rare("timm SigLIP", "torchvision ViT", "HF ViT eager")])
+@pytest.mark.parametrize("name", ["timm ViT", *rare("timm BEiT", "timm SigLIP", "torchvision ViT", "HF ViT eager")])
 def test_methods_with_kernels_and_without(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a bias (BEiT) or written-out attention leaves the kernels no use."""
     model, images = zoo.model(name), zoo.images(name)[:2]

@@ -1139,7 +1139,7 @@ def known_values(engine: Engine, client: TestClient) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # schemathesis does, inside
-@pytest.mark.parametrize("examples", [4, *rare(300)])
+@pytest.mark.parametrize("examples", rare(4, 300))
 def test_fuzzed_requests(examples: int) -> None:
     """schemathesis: whatever fits the schema or does not, no 500, and every answer as documented."""
     schemathesis = pytest.importorskip("schemathesis", reason="requests are made up by schemathesis: pip install it")
