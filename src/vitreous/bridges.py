@@ -57,7 +57,7 @@ def from_captum(
     name: str | None = None,
     *,
     model: Model | nn.Module | None = None,
-    reduce: Reduce = "sum",
+    reduce: str = "sum",
     **arguments: Any,
 ) -> ConfiguredMethod:
     """Make a method of a captum attribution object, to be given wherever a method's name is.
@@ -80,7 +80,7 @@ def from_captum(
     if not called.isidentifier() or called in METHODS:
         why = "is a method of vitreous" if called in METHODS else "is not a name in Python"
         raise OptionError(f"name={called!r} {why}; give another")
-    bridge = Bridge(attribution, network_of(attribution, model), reduce, arguments)
+    bridge = Bridge(attribution, network_of(attribution, model), cast("Reduce", reduce), arguments)
 
     def run(trace: Trace, target: Target) -> Noted:
         return bridge.maps(trace, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,11 +260,13 @@ def pool_of(model: Model, data: Data, target: Any) -> Pool:
             raise InputError(loaded.failed[number])
         return torch.as_tensor(loaded.batches[0].images)
 
-    def aim(trace: Trace, number: int) -> Target:
-        label = data.samples[number].label if target in (None, "label") else None
-        return Class(label) if isinstance(label, int) else aim_at(trace, None if target == "label" else target)
+    return Pool(model, len(data), read, partial(target_of_sample, data, target))
 
-    return Pool(model, len(data), read, aim)
+
+def target_of_sample(data: Data, target: Any, trace: Trace, number: int) -> Target:
+    """The label of an image if that is asked for and known, else what the target is on its trace."""
+    label = data.samples[number].label if target in (None, "label") else None
+    return Class(label) if isinstance(label, int) else aim_at(trace, None if target == "label" else target)
 
 
 def now(trace: Trace) -> float:

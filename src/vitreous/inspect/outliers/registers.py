@@ -128,7 +128,7 @@ class Registers(View):
 
 
 def registers(
-    model: AnyModel, images: Any, *, ratio: float = RATIO, layer: int | None = None, most: int = MOST
+    model: AnyModel, images: Any, *, ratio: float | int = RATIO, layer: int | None = None, most: int = MOST
 ) -> Registers:
     """Find the outlier tokens of one or more images, the attention that they take, and the `most` units behind them.
 
@@ -174,7 +174,7 @@ def registers(
     )
 
 
-def busiest(norms: Norms, ratio: float) -> int:
+def busiest(norms: Norms, ratio: float | int) -> int:
     """The layer with the most outliers; of several, or where there are none, the one with the largest ratios."""
     ratios = ratios_of(norms)
     counts, largest = (ratios > ratio).sum((0, 2, 3)), ratios.max((2, 3)).mean(0)

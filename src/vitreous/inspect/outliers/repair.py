@@ -58,10 +58,10 @@ def with_registers(
     model: AnyModel,
     count: int = 1,
     *,
-    neurons: Sequence[Place] | None = None,
+    neurons: Sequence[Any] | None = None,
     images: Any = None,
     most: int = 10,
-    ratio: float = RATIO,
+    ratio: float | int = RATIO,
 ) -> Repaired:
     """A model with `count` test-time registers, on which every method runs; the given network is not changed.
 
@@ -95,7 +95,7 @@ def with_registers(
 # ------------------------------------------------------------------------------------------------------------ neurons
 
 
-def listed(neurons: Sequence[Place]) -> tuple[Place, ...]:
+def listed(neurons: Sequence[Any]) -> tuple[Place, ...]:
     """The given neurons, each once."""
     places: dict[Place, None] = {}
     for one in neurons:
@@ -107,7 +107,7 @@ def listed(neurons: Sequence[Place]) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def found_on(model: Model, images: Any, most: int, ratio: float) -> tuple[Place, ...]:
+def found_on(model: Model, images: Any, most: int, ratio: float | int) -> tuple[Place, ...]:
     """The register neurons found on images."""
     seen = registers(model, images, ratio=ratio, most=most)
     if seen.onset is None:

@@ -148,7 +148,8 @@ def spelled(func: Any) -> tuple[str, Function, bool]:
         return name, func, True
     if full.endswith("_") and not full.startswith("_"):
         home: Any = Tensor if hasattr(Tensor, name) else F
-        return name, getattr(home, name, func), True
+        fresh = getattr(home, name, func)
+        return name, fresh if callable(fresh) else func, True  # requires_grad is no function
     return SPELLINGS.get(name, name), func, False
 
 
