@@ -60,6 +60,7 @@ LIMITS = [
     Limit("gradient", "gradient", 2.1, 1),
     Limit("attn_lrp", "attn_lrp", 2.4, 1),
     Limit("cp_lrp", "cp_lrp", 2.4, 1),
+    Limit("centred_lrp", "centred_lrp", 2.4, 1),
     Limit("libra_fullgrad", "libra_fullgrad", 2.1, 1),
     Limit("libra_fullgrad, biases", "libra_fullgrad", 2.1, 1, {"bias": True}),
     Limit("attcat", "attcat", 2.2, 1),

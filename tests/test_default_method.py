@@ -120,6 +120,8 @@ def test_an_ensemble_is_the_weighted_mean_of_its_members() -> None:
     [
         ("gae", OptionError, "ensemble.members='gae': name two or more other methods"),
         ("gae:1,attn_lrp:0", OptionError, "with weights above 0"),
+        ("gae:1,attn_lrp:nan", OptionError, "with weights above 0"),
+        ("gae:inf,attn_lrp", OptionError, "with weights above 0"),
         ("gae:1,ensemble:1", OptionError, "name two or more other methods"),
         ("gae:x,attn_lrp", OptionError, "'gae:x' is not a method and its weight, as gae:2"),
         ("gea,attn_lrp", OptionError, "unknown method 'gea'; did you mean gae"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated
 
 import torch
@@ -44,7 +45,7 @@ def parse_members(text: str) -> dict[str, float]:
             found[declared.name] = float(weight or 1)
         except ValueError:
             raise OptionError(f"ensemble.members: {part.strip()!r} is not a method and its weight, as gae:2") from None
-    if len(found) < 2 or min(found.values()) <= 0 or ensemble.__name__ in found:
+    if len(found) < 2 or ensemble.__name__ in found or not all(0 < weight < inf for weight in found.values()):
         raise OptionError(f"ensemble.members={text!r}: name two or more other methods, with weights above 0")
     return found
 
