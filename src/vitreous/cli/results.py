@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,32 @@ def spellings(file: Path) -> list[str]:
     starts = ["_".join([*folders[start:], ""]) for start in range(len(folders), -1, -1)]
     ending = file.suffix.replace(".", "_")
     return [short(f"{start}{file.stem}{end}") for start in starts for end in ("", ending)]
+
+
+def relative_names(files: Sequence[Path], sources: Sequence[str | Path]) -> dict[Path, str]:
+    """The name of each image's results: its path below the folder, or the fixed part of the pattern, that was named.
+
+    Without the ending and with / between folders: album/cat. An image that was named itself has its stem. The name
+    depends on nothing else, so two images may have the same one: `place` tells them apart.
+    """
+    named = {os.path.abspath(source) for source in sources}
+    roots = {os.path.abspath(fixed_part(source)): number for number, source in reversed([*enumerate(sources)])}
+    names = {}
+    for file in files:
+        place = Path(os.path.abspath(file))
+        above = [parent for parent in place.parents if str(parent) in roots and str(place) not in named]
+        root = min(above, key=lambda parent: roots[str(parent)], default=place.parent)
+        names[file] = "/".join(map(short, place.relative_to(root).with_suffix("").parts))
+    return names
+
+
+def fixed_part(source: str | Path) -> Path:
+    """A folder as it is, and of a pattern the folders before its first wildcard."""
+    path = Path(source)
+    if os.path.lexists(path):
+        return path
+    parts = [*takewhile(lambda part: not any(c in part for c in "*?["), path.parts)]
+    return Path(*parts) if len(parts) < len(path.parts) else path
 
 
 def short(name: str, most: int = 180) -> str:
