@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vitreous.registry import Declared, Method
 
 OUT = Path("vitreous-out")
+USUAL = "png,npz"  # of --format
+OLDER = {"methods": "method", "metrics": "metric"}  # spellings of options that are still understood
 Settings = dict[str, dict[str, Any]]  # options of methods and metrics by name
 
 # ------------------------------------------------------------------------------------------------------------ images
@@ -80,7 +82,7 @@ Memory = Annotated[
 # --------------------------------------------------------------------------------- methods, metrics and their options
 
 METHOD: dict[str, Any] = {"help": "Methods, separated by commas, or all; see: vitreous methods."}
-METHOD_NAMES = ("--method", "--methods", "-x")
+METHOD_NAMES = ("--method", "-x")
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
 MethodsOrDefault = Annotated[str | None, typer.Option(*METHOD_NAMES, **METHOD)]
 OneOrMoreMethods = Annotated[
@@ -96,7 +98,7 @@ MethodRows = Annotated[
 MetricNames = Annotated[
     str | None,
     typer.Option(
-        "--metrics",
+        "--metric",
         help="Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
     ),
 ]
@@ -120,6 +122,18 @@ OutIfAny = Annotated[Path | None, FOLDER]
 FILE = typer.Option("--out", "-o", help="File to write.")
 OutFile = Annotated[Path, FILE]
 OutFileIfAny = Annotated[Path | None, FILE]
+FIGURES, NUMBERS, NOTHING = ("png", "svg", "pdf"), "npz", "none"  # values of --format
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers); or none.",
+        metavar="KINDS",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace other results of vitreous; without it, the new ones get new names.")
+]
 Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
@@ -178,6 +192,20 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where results go, what is written of them, and whether they may replace others."""
+
+    out: OutFolder = OUT
+    format: Format = USUAL
+    overwrite: Overwrite = False
+    as_json: AsJson = False
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return parse_formats(self.format)
+
+
+@dataclass(frozen=True)
 class Saliency:
     """How the saliency of a class is computed and compared with attention."""
 
@@ -216,6 +244,26 @@ def fields_of(group: Any) -> Iterator[inspect.Parameter]:
 
 
 # ------------------------------------------------------------------------------------------- values of options
+
+
+def spelling(word: str) -> str:
+    """An option's name as it is spelled now; older spellings are in no help."""
+    return OLDER.get(word, word)
+
+
+def parse_formats(text: str) -> tuple[str, ...]:
+    """Parse png,npz to what is written: kinds of figures, and npz for the numbers; none: nothing."""
+    known = (*FIGURES, NUMBERS)
+    words = [word.strip().lower().removeprefix(".") for word in text.split(",") if word.strip()]
+    if words == [NOTHING]:
+        return ()
+    for word in words:
+        if word not in known:
+            alone = " (none stands alone)" if word == NOTHING else ""
+            raise OptionError(f"--format {text}: give {', '.join(known)} or none{alone}")
+    if not words:
+        raise OptionError(f"--format is empty; give {', '.join(known)} or none")
+    return tuple(dict.fromkeys(words))
 
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:
