@@ -16,7 +16,8 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitreous.attribution import Attribution, Views, save_arrays, told_targets
+from vitreous._support.arrays import save_arrays
+from vitreous.attribution import Attribution, mark_of, told_targets
 from vitreous.cli.arguments import NUMBERS, Place
 from vitreous.cli.results import (
     BATCH,
@@ -36,6 +37,7 @@ from vitreous.plot.heads import heads_figure
 from vitreous.registry import METHODS
 from vitreous.trace.apply import choose, images_at_once, refuse
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 
 ENDING = ".cass"
 ENDS = 5  # heads listed at each end
@@ -122,7 +124,7 @@ def write(
     one, scores = found.weighted[index], found.scores[index]
     arrays = {"cass": scores, "saliency": found.saliency[index], "heads": found.heads[index]}
     mark = {**mark_of({"weighted": one}), "explained": found.titles[index]}
-    files: dict[str, str] = {}
+    words, files = f"CASS: {found.titles[index]}", dict[str, str]()
     endings = [f"{ENDING}.{kind}" for kind in formats]
     with placed(summary, name, endings, mark["identity"], overwrite) as place:
         for kind, ending in zip(formats, endings):
@@ -130,8 +132,8 @@ def write(
             if kind == NUMBERS:
                 save_arrays(file, {**arrays, "weighted": one.map[0].cpu().numpy()}, mark)
             else:
-                words = f"CASS: {found.titles[index]}"
-                save_figure(heads_figure(arrays["heads"], scores, arrays["saliency"], one, one.view(), title=words), file, mark)
+                seen = heads_figure(found.heads[index], scores, found.saliency[index], one, one.view(), title=words)
+                save_figure(seen, file, mark)
             files.setdefault("maps" if kind == NUMBERS else "figure", str(file))
     return files
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import InputError
 from vitreous.images import listing, pictures, saved_datasets, tars
-from vitreous.images.entries import LABEL, Found, read_label, some, stamp_file
+from vitreous.images.entries import LABEL, Found, read_label, some
 from vitreous.images.listing import LISTED
 from vitreous.images.pictures import Stored
 
