@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from vitreous.cli.formats import USUAL, parse_formats
 from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from vitreous.registry import Declared, Method
 
 OUT = Path("vitreous-out")
-USUAL = "png,npz"  # of --format
 OLDER = {"methods": "method", "metrics": "metric"}  # spellings of options that are still understood
 Settings = dict[str, dict[str, Any]]  # options of methods and metrics by name
 
@@ -111,6 +111,7 @@ Target = Annotated[str | None, typer.Option("--target", "-t", help=TARGET)]
 Targets = Annotated[str | None, typer.Option("--target", "-t", help=f"{TARGET} Several are separated by commas.")]
 Masks = Annotated[Path | None, typer.Option("--masks", help="A folder with a mask for each image, of the same name.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N images.", min=1)]
+LimitOfClass = Annotated[int | None, typer.Option("--limit", help="Use only the first N images of each class.", min=1)]
 Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]
 
@@ -123,7 +124,6 @@ OutIfAny = Annotated[Path | None, FOLDER]
 FILE = typer.Option("--out", "-o", help="File to write.")
 OutFile = Annotated[Path, FILE]
 OutFileIfAny = Annotated[Path | None, FILE]
-FIGURES, NUMBERS, NOTHING = ("png", "svg", "pdf"), "npz", "none"  # values of --format
 Format = Annotated[
     str,
     typer.Option(
@@ -134,6 +134,9 @@ Format = Annotated[
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace other results of vitreous; without it, the new ones get new names.")
+]
+Replace = Annotated[
+    bool, typer.Option("--overwrite", help="Replace another one that the file holds; without it, that is refused.")
 ]
 Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
@@ -207,6 +210,18 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Limited:
+    """How many images are used."""
+
+    limit: Limit = None
+
+
+@dataclass(frozen=True)
+class PlaceOfImages(Place, Limited):
+    """The same after the number of images: the fields of the last class come first."""
+
+
+@dataclass(frozen=True)
 class Saliency:
     """How the saliency of a class is computed and compared with attention."""
 
@@ -250,21 +265,6 @@ def fields_of(group: Any) -> Iterator[inspect.Parameter]:
 def spelling(word: str) -> str:
     """An option's name as it is spelled now; older spellings are in no help."""
     return OLDER.get(word, word)
-
-
-def parse_formats(text: str) -> tuple[str, ...]:
-    """Parse png,npz to what is written: kinds of figures, and npz for the numbers; none: nothing."""
-    known = (*FIGURES, NUMBERS)
-    words = [word.strip().lower().removeprefix(".") for word in text.split(",") if word.strip()]
-    if words == [NOTHING]:
-        return ()
-    for word in words:
-        if word not in known:
-            alone = " (none stands alone)" if word == NOTHING else ""
-            raise OptionError(f"--format {text}: give {', '.join(known)} or none{alone}")
-    if not words:
-        raise OptionError(f"--format is empty; give {', '.join(known)} or none")
-    return tuple(dict.fromkeys(words))
 
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from vitreous._support.arrays import save_arrays
 from vitreous.attribution import Attribution, mark_of, told_targets
-from vitreous.cli.arguments import NUMBERS, Place
+from vitreous.cli.arguments import Place
+from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,

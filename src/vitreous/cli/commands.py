@@ -31,6 +31,7 @@ from vitreous.cli.arguments import (
     OutIfAny,
     Overwrite,
     Place,
+    PlaceOfImages,
     Saliency,
     Seed,
     SetOption,
@@ -62,8 +63,7 @@ def explain(
     options: SetOption = None,
     target: Targets = None,
     cells: Cells = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Explain images: one figure and one .npz of raw maps for each."""
     from vitreous.cli import explain as command
@@ -76,7 +76,7 @@ def explain(
             methods=methods,
             target=target,
             settings=parse_settings(options or []),
-            limit=limit,
+            limit=place.limit,
             out=place.out,
             formats=place.formats,
             overwrite=place.overwrite,
@@ -131,10 +131,10 @@ def advise(
     *,
     source: Source,
     methods: MethodRows = None,
-    target: Target = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="The faithfulness metric that decides; default: srg.")
     ] = None,
+    target: Target = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also try methods that cost a hundred forward passes and more.")
     ] = False,

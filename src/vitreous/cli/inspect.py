@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import NUMBERS, Cells, Images, Limit, Place, Source, SourceOfHead, grouped
+from vitreous.cli.arguments import Cells, Images, PlaceOfImages, Source, SourceOfHead, grouped
+from vitreous.cli.formats import NUMBERS
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def heads(
     layers: Annotated[str | None, typer.Option("--layers", help="Show only these layers: 0-5, or 0,4,-1.")] = None,
     same_scale: SameScale = False,
     cells: Cells = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show every head of every layer: where the read-out looks."""
     chosen = None if layers is None else parse_numbers("--layers", layers)
@@ -48,7 +47,7 @@ def heads(
         seen = view(net, picture, layers=chosen)
         return seen, seen.figure(same_scale=same_scale, cells=cells)
 
-    run(images, limit, source, place, "heads", look)
+    run(images, source, place, "heads", look)
 
 
 @app.command()
@@ -61,8 +60,7 @@ def layers(
     bare: Annotated[bool, typer.Option("--bare", help="Draw the maps without the image under them.")] = False,
     same_scale: SameScale = False,
     cells: Cells = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show a map for each layer, and all layers as one: mean, min, max, rollout."""
 
@@ -72,7 +70,7 @@ def layers(
         seen = view(net, picture, heads=heads)
         return seen, seen.figure(bare=bare, same_scale=same_scale, cells=cells)
 
-    run(images, limit, source, place, "layers", look)
+    run(images, source, place, "layers", look)
 
 
 @app.command()
@@ -95,8 +93,7 @@ def qk(
         bool, typer.Option("--centred", help="Subtract the mean from the keys, as a softmax does.")
     ] = False,
     smooth: Annotated[bool, typer.Option("--smooth", help="Show smooth maps, not the true patches.")] = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show queries and keys of a head as images, its channels ranked, and how information flows in them."""
     chosen = None if channels is None else parse_numbers("--channels", channels)
@@ -119,7 +116,7 @@ def qk(
         )
         return seen, seen.figure(cells=not smooth)
 
-    run(images, limit, source, place, "qk", look)
+    run(images, source, place, "qk", look)
 
 
 @app.command()
@@ -135,8 +132,7 @@ def flow(
     layer: OneLayer = "-1",
     head: Annotated[str, typer.Option("--head", help="Attention head from 0; or mean.")] = "mean",
     cells: Cells = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show what a patch reads, and who reads it."""
     row = None if patch == "readout" else parse_pair("--patch", patch)
@@ -150,7 +146,7 @@ def flow(
         seen = view(net, picture, patch=row, at=pixel, layer=number, head=one)
         return seen, seen.figure(cells=cells)
 
-    run(images, limit, source, place, "flow", look)
+    run(images, source, place, "flow", look)
 
 
 @app.command()
@@ -164,8 +160,7 @@ def discard(
     steps: Annotated[int, typer.Option(help="Number of shares, from 0 on.", min=2, max=100)] = 20,
     residual: Annotated[float, typer.Option(help="Weight of the skip connection.", min=0.0, max=1.0)] = 0.5,
     cells: Cells = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show rollout while more and more of the smallest attentions are discarded: an animation and a sheet."""
     ratios = [most * i / (steps - 1) for i in range(steps)]
@@ -176,7 +171,7 @@ def discard(
         seen = view(net, picture, ratios=ratios, heads=heads, residual=residual)
         return seen, seen.figure(cells=cells)
 
-    run(images, limit, source, place, "discard", look)
+    run(images, source, place, "discard", look)
 
 
 @app.command()
@@ -191,8 +186,7 @@ def registers(
     ] = "most",
     units: Annotated[int, typer.Option(help="Units to list.")] = 20,
     cells: Cells = False,
-    limit: Limit = None,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show outlier tokens, the attention that they take, and the MLP units behind them; all images together."""
     number = None if layer == "most" else parse_whole("--layer", layer)
@@ -203,7 +197,7 @@ def registers(
         seen = view(net, pictures, ratio=ratio, layer=number, most=units)
         return seen, seen.figure(cells=cells)
 
-    run(images, limit, source, place, "registers", look, together=True)
+    run(images, source, place, "registers", look, together=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -212,21 +206,14 @@ Look = Callable[["Model", Any], tuple["View", "Figure"]]
 
 
 def run(
-    sources: list[str],
-    limit: int | None,
-    source: Source,
-    place: Place,
-    name: str,
-    look: Look,
-    *,
-    together: bool = False,
+    sources: list[str], source: Source, place: PlaceOfImages, name: str, look: Look, *, together: bool = False
 ) -> None:
     """Compute, write and report one view of each image, or one of all."""
     from vitreous.cli.results import Batch, Summary, check_out, find_pictures, work_through
 
     formats = place.formats
     check_out(place.out)
-    found = find_pictures(sources, limit)
+    found = find_pictures(sources, place.limit)
     net = source.load()
     summary = Summary.of(net, place.out, found)
 

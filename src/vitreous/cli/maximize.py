@@ -11,7 +11,8 @@ from typing import Any
 import typer
 
 from vitreous._support.progress import show_progress
-from vitreous.cli.arguments import NUMBERS, Place
+from vitreous.cli.arguments import Place
+from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import Summary, check_out, placed, short, tell_notes
 from vitreous.inspect.maximize.maximize import DECLARED, maximize
 from vitreous.inspect.maximize.result import Maximized
@@ -62,7 +63,8 @@ def draw_sheet(found: Maximized, formats: tuple[str, ...], overwrite: bool, summ
     if len(found) < 2 or not endings:
         return None
     with placed(summary, SHEET, endings, found.mark["identity"], overwrite) as name:
-        return [found.save(summary.out / f"{name}{ending}") for ending in endings][0]
+        saved = [found.save(summary.out / f"{name}{ending}") for ending in endings]
+    return saved[0]
 
 
 def file_names(found: Maximized) -> list[str]:

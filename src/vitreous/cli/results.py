@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from vitreous._support import marks
 from vitreous._support.files import FIGURES
 from vitreous._support.memory import in_batches
 from vitreous._support.progress import show_progress, steps
+from vitreous.cli.places import MOVED, place, release, release_all
 from vitreous.errors import InputError
 from vitreous.images import listing, pictures
 from vitreous.models.model import Model
@@ -27,10 +24,6 @@ from vitreous.models.model import Model
 BATCH = 8
 FILES = {*FIGURES, ".gif", ".npz"}  # endings of single results
 SHOWN = 20  # images listed in the summary
-CLAIM = ".claim"  # the suffix of a hidden file that reserves a name
-MOVED = " (--overwrite replaces results of vitreous)"
-OLD = {"leaderboard.json": {"model", "data", "settings", "table"}, "findings.json": {"study", "finished", "models"}}
-RESERVED: set[Path] = set()  # claims of this process
 Batch = list[tuple[Path, pictures.Picture]]
 
 
@@ -166,34 +159,8 @@ def fixed_part(source: str | Path) -> Path:
     return Path(*parts) if len(parts) < len(path.parts) else path
 
 
-def place(
-    out: Path, name: str, suffixes: Sequence[str], identity: str, overwrite: bool, taken: set[str] | None = None
-) -> str:
-    """The first of name, name_2, name_3, … under which nothing is lost, reserved for this process.
-
-    That is: each of its files is not there yet, or holds the result of this `identity`, or with `overwrite` any result
-    of vitreous. `taken`: the names that the same run has used, to which this one is added. Call `release` when the
-    files are written.
-    """
-    if not suffixes:
-        return name
-    used = set() if taken is None else taken
-    for candidate in numbered(name):
-        files = [out / f"{candidate}{suffix}" for suffix in suffixes]
-        key = os.path.abspath(files[0]).lower()
-        if key in used or not reserve(files, identity):
-            continue
-        if all(may_be_written(file, identity, overwrite) for file in files):
-            used.add(key)
-            return candidate
-        release(out, candidate, suffixes)
-    raise AssertionError  # numbers do not end
-
-
 @contextmanager
-def placed(
-    summary: Summary, name: str, suffixes: Sequence[str], identity: str, overwrite: bool
-) -> Iterator[str]:
+def placed(summary: Summary, name: str, suffixes: Sequence[str], identity: str, overwrite: bool) -> Iterator[str]:
     """The name under which the files of one image are to be written meanwhile; another than `name` is noted."""
     found = place(summary.out, name, suffixes, identity, overwrite, summary.taken)
     if found != name:
@@ -202,137 +169,6 @@ def placed(
         yield found
     finally:
         release(summary.out, found, suffixes)
-
-
-def place_folder(out: Path, name: str, files: Sequence[str], identity: str, overwrite: bool) -> Path:
-    """Where a result of several files goes: into `out`, or into out/name_2, out/name_3, … if it would replace others.
-
-    `files`: their names; the first is JSON with the mark that tells whose files they are.
-    """
-    for candidate in numbered(name):
-        folder = out if candidate == name else out / candidate
-        leader, others = folder / files[0], [folder / file for file in files[1:]]
-        if not reserve([leader], identity):
-            continue
-        if may_be_written(leader, identity, overwrite) and (leader.exists() or not any(map(os.path.lexists, others))):
-            return folder
-        drop(claim_of(leader))
-    raise AssertionError
-
-
-def numbered(name: str) -> Iterator[str]:
-    return chain([name], (f"{name}_{number}" for number in count(2)))
-
-
-def may_be_written(file: Path, identity: str, overwrite: bool) -> bool:
-    """Whether nothing of value is lost with what is at this place."""
-    if not os.path.lexists(file):
-        return True
-    try:
-        mark = marks.read_mark(file)
-    except InputError:
-        mark = None
-    if mark is not None and mark.get("identity") == identity:
-        return True
-    return overwrite and (mark is not None or listing.is_result(os.fspath(file.parent), file.name) or is_old(file))
-
-
-def is_old(file: Path) -> bool:
-    """Whether this is a report of the first release, which has no mark."""
-    if file.name not in OLD or not file.is_file():
-        return False
-    try:
-        return set(json.loads(file.read_text(encoding="utf-8"))) >= OLD[file.name]
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-# ---------------------------------------------------------------------------------------------------- reserving names
-
-
-def reserve(files: Sequence[Path], identity: str) -> bool:
-    """Reserve files for a result by hidden files beside them, which only one process can create."""
-    held = []
-    for file in files:
-        claim = claim_of(file)
-        if not create(claim, identity) and not take_over(claim, identity):
-            for one in held:
-                drop(one)
-            return False
-        held.append(claim)
-    return True
-
-
-def claim_of(file: Path) -> Path:
-    return Path(os.path.abspath(file)).with_name(f".{file.name}{CLAIM}")
-
-
-def create(claim: Path, identity: str) -> bool:
-    """Write a claim; False if there is one already."""
-    told = {"identity": identity, "host": socket.gethostname(), "process": os.getpid()}
-    try:
-        claim.parent.mkdir(parents=True, exist_ok=True)
-        with claim.open("x", encoding="utf-8") as file:
-            json.dump(told, file)
-    except FileExistsError:
-        if not claim.parent.is_dir():
-            raise
-        return False
-    except OSError as error:
-        place = claim.with_name(claim.name[1:].removesuffix(CLAIM))
-        raise OSError(error.errno, error.strerror, str(place)) from None
-    RESERVED.add(claim)
-    return True
-
-
-def take_over(claim: Path, identity: str) -> bool:
-    """Whether an existing claim is for the same result, or its process has ended without writing anything."""
-    try:
-        told = json.loads(claim.read_text(encoding="utf-8"))
-        same, process = told["identity"] == identity, int(told["process"])
-        here = told["host"] == socket.gethostname()
-    except FileNotFoundError:  # released meanwhile
-        return create(claim, identity)
-    except (OSError, ValueError, KeyError, TypeError):  # just being written
-        return False
-    if same:
-        return True
-    if not here or is_running(process):
-        return False
-    claim.unlink(missing_ok=True)
-    return create(claim, identity)
-
-
-def is_running(process: int) -> bool:
-    """Whether a process of this machine has not ended, as far as that can be told."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def release(out: Path, name: str, suffixes: Sequence[str]) -> None:
-    """Give up the reservation of a name, when its files are written."""
-    for suffix in suffixes:
-        drop(claim_of(out / f"{name}{suffix}"))
-
-
-def drop(claim: Path) -> None:
-    if claim in RESERVED:
-        RESERVED.discard(claim)
-        claim.unlink(missing_ok=True)
-
-
-@atexit.register
-def release_all() -> None:
-    """Give up whatever an error left reserved."""
-    for claim in [*RESERVED]:
-        drop(claim)
 
 
 def short(name: str, most: int = 180) -> str:

@@ -62,8 +62,11 @@ class ImageFolder:
         return told.hexdigest()[:16]
 
 
-def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
-    """Read a folder with one sub-folder per class: two or more, sorted by name, or some of the `known` classes."""
+def open_folder(root: Path, known: Sequence[str] | None = None, limit: int | None = None) -> ImageFolder:
+    """Read a folder with one sub-folder per class: two or more, sorted by name, or some of the `known` classes.
+
+    `limit`: only the first N images of each class.
+    """
     if not root.is_dir():
         raise InputError(f"{root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
     inside = {p.name: listing.below(p) for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".")}
@@ -77,7 +80,7 @@ def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
     for name in names:
         if name not in classes:
             raise InputError(f"{root / name}: the probe has no class of this name{nearest(name, classes)}")
-    found = {name: inside[name].files for name in names}
+    found = {name: inside[name].files[:limit] for name in names}
     empty = [name for name, files in found.items() if not files]
     if empty:
         some = ", ".join(empty[:5]) + (" …" if len(empty) > 5 else "")
