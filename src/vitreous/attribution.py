@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class Attribution:
     def __len__(self) -> int:
         return len(self.map)
 
-    def __getitem__(self, index: int | slice) -> Attribution:
+    def __getitem__(self, index: SupportsIndex | slice) -> Attribution:
         """The attribution of one image, or of several: found[0], found[:2]."""
         if not isinstance(index, slice):
             number = range(len(self))[operator.index(index)]
@@ -318,7 +318,7 @@ def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str
     if output is None:
         return {}
     fixed, model = target.fix(output), trace.model
-    each = [fixed.of_image(index) for index in range(len(trace))]
+    each = [fixed.of_image(index).single() for index in range(len(trace))]
     numbers = [number for one in each for number in one.class_numbers(1) or ()]
     if len(numbers) < len(each) or not trace.classifies:
         return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}

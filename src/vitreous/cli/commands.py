@@ -329,9 +329,7 @@ def models(
 
 @app.command()
 def show(
-    file: Annotated[
-        Path, typer.Argument(help="A figure, an .npz or a .json file that vitreous wrote.", metavar="FILE")
-    ],
+    file: Annotated[Path, typer.Argument(help="A figure, .npz or .json file that vitreous wrote.", metavar="FILE")],
     as_json: AsJson = False,
 ) -> None:
     """Show what made a result: weights, image, method, options, target and versions, as the file itself tells."""

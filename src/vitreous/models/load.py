@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import ModelError, ModelWarning, one_line, one_of
 from vitreous.models.labels import read_labels
 from vitreous.models.libraries import DEFAULT, SOURCES, Size, embedded
@@ -63,6 +64,8 @@ def load(
     model.to(where, kind)
     files = () if weights in (None, RANDOM) else (Path(str(weights)),)
     model.spec, model.weights = f"{source}/{name}", found.weights or files
+    for file in model.weights:
+        model.facts.note(("stamp", file), stamp_file(file))  # so that a later file is not taken for it
     model.notes = (*found.notes, *found.asked)
     for note in found.notes:
         warnings.warn(note, ModelWarning, stacklevel=2)

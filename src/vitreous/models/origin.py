@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from contextlib import suppress
@@ -42,7 +43,7 @@ class Origin:
         model, source = self.model, self.model.library.PREFIX
         return {
             "library": source or "any",
-            "spec": getattr(model, "spec", None),
+            "spec": model.spec,
             "architecture": type(model.module).__name__,
             "weights": self.weights,
             "input": {"size": list(self.size), "channels": model.channels, "dtype": str(model.dtype)[6:]},
@@ -54,7 +55,7 @@ class Origin:
     @property
     def weights(self) -> dict[str, Any]:
         """The files they were read from, and a digest of every number, which is what tells two models apart."""
-        files = [{"path": str(file), **file_hash(self.model, file)} for file in getattr(self.model, "weights", ())]
+        files = [{"path": os.path.abspath(file), **file_hash(self.model, file)} for file in self.model.weights]
         if state_of(self.model) != self.state:
             return {"files": files, "digest": None, "note": CHANGED}
         digest = self.model.facts.find(("weights digest", self.state), lambda: weights_digest(self.model))
