@@ -48,7 +48,7 @@ def drawn(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
 def quick(drawn: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """The same, and the figures are only files."""
     monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
-    monkeypatch.setattr(explain, "save_figure", lambda figure, path: path.write_bytes(b"figure"))
+    monkeypatch.setattr(explain, "save_figure", lambda figure, path, told: path.write_bytes(b"figure"))
     return drawn
 
 
@@ -106,7 +106,7 @@ def test_explain_for_real(tmp_path: Path, cat: Path, tiny: Model) -> None:
         assert set(stored) == {key, "provenance"}
         assert stored[key].dtype == np.float32
         assert off(torch.from_numpy(stored[key]), expected.map[0]) < 1e-4
-        assert json.loads(str(stored["provenance"]))[key] == expected.provenance
+        assert json.loads(str(stored["provenance"]))["maps"][key] == expected.provenance
 
 
 @pytest.mark.process
