@@ -209,7 +209,7 @@ def said(run: Run, *words: Any) -> tuple[dict[str, Any], list[str]]:
 
 COMMANDS = [
     ("explain", ".", "-x", "centre"),
-    ("inspect", "layers", "."),
+    pytest.param(("inspect", "layers", "."), marks=pytest.mark.slow),
     pytest.param(("cass", ".", "--samples", "1"), marks=pytest.mark.slow),
     pytest.param(("inspect", "registers", "."), marks=pytest.mark.slow),
 ]
