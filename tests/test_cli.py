@@ -159,7 +159,7 @@ def test_several_methods_in_python_are_the_same(run: Run, quick: Model, tmp_path
         assert set(stored) == {"attention", "rollout", "centre", "provenance"}
         expected = vitreous.explain(quick, path, "rollout", discard=0.5)
         assert np.allclose(stored["rollout"], expected.map[0].numpy(), rtol=1e-5)
-        assert json.loads(str(stored["provenance"]))["rollout"] == expected.provenance
+        assert json.loads(str(stored["provenance"]))["maps"]["rollout"] == expected.provenance
     back = Attribution.load("out/a.npz", "rollout")
     assert back.provenance["options"]["discard"] == 0.5
     assert torch.allclose(back.map, expected.map, rtol=1e-5)

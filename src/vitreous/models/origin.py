@@ -98,6 +98,7 @@ def preprocess_of(model: Model) -> dict[str, Any] | None:
         "mean": [round(float(x), 6) for x in steps.mean],
         "std": [round(float(x), 6) for x in steps.std],
         "seen_of_320x240": [round(x, 1) for x in (left, top, right, bottom)],
+        **({"assumed": True} if steps.assumed else {}),
         "transform": words if len(words) <= 500 else words[:499] + "…",
     }
 
