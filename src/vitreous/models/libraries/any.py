@@ -17,6 +17,7 @@ from vitreous.images.preprocess import IMAGENET, Preprocess, adapt, scaled
 
 Size = tuple[int, int]  # height, width
 PREFIX = ""
+PACKAGE = "timm"  # whose transforms are the usual preprocessing
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Source(Protocol):
 class Library(Source, Protocol):
     """How the networks of one library are recognised, run and described."""
 
+    PACKAGE: str  # whose version matters to a result
     CHECKPOINTING: tuple[str, ...]  # flags of modules that recompute activations in the backward pass
     HOOKS: tuple[str, ...]  # attributes of modules whose forward is wrapped
     PREFIXES: tuple[str, ...]  # attributes of modules inside blocks: how many tokens come before the patches

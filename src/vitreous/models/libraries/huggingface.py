@@ -21,6 +21,7 @@ from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.loading import RANDOM, hush
 
 PREFIX = "hf"
+PACKAGE = "transformers"
 CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
 HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
 PREFIXES: tuple[str, ...] = ()
