@@ -250,10 +250,10 @@ def test_bad_pictures_in_a_folder_are_skipped(run: Run, small: Model, tmp_path: 
     assert err.startswith("skipped: album/bad.png")
     assert err.count("\n") == 1
     assert "2 images of 3" in out
-    made = sorted(p.name for p in (tmp_path / "album").iterdir() if ".cass." in p.name)
+    made = sorted(str(p) for p in (tmp_path / "album").rglob("*.cass.*"))
     assert len(made) == 4
     assert len(json.loads(run("album", "--samples", 1, "-o", "album", "--json")[1])["images"]) == 2
-    again = sorted(p.name for p in (tmp_path / "album").iterdir() if ".cass." in p.name)
+    again = sorted(str(p) for p in (tmp_path / "album").rglob("*.cass.*"))
     assert again == made, "the figures of the first run are no pictures to compare"
     assert run("album/bad.png", "album/a.png", "--samples", 1)[0] == 2
 

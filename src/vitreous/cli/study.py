@@ -182,7 +182,7 @@ def run(
         near = {"workers": engine.workers, "device": sources.device, "loaded": model}
         cluster = {"workers": engine.workers, "address": engine.address, "gpus": engine.gpus}
         study = carry_out(planned, engine, compute, cluster if far else near)
-        raise typer.Exit(tell(study, None, engine.as_json))
+        raise typer.Exit(tell(study, None, engine.as_json, planned.notes))
 
 
 def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]) -> Any:
@@ -195,7 +195,7 @@ def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]
             said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
             typer.secho(said, err=True, dim=True)
 
-    for note in planned.notes:
+    for note in () if engine.as_json else planned.notes:
         typer.secho(f"note: {note}", err=True, fg="yellow")
     try:
         with nullcontext() if engine.as_json else show_progress():

@@ -18,6 +18,7 @@ from vitreous.images.bands import ARRAYS
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 LISTED = ENDINGS | ARRAYS
 MARKED = frozenset({".gif", ".jpeg", ".jpg", ".npz", ".png", ".webp"})  # endings of results
+WORD = marks.KEY.encode()
 WILD = "*?["
 READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 STUDY, SHARDS, FINDINGS, CHARTS = "study.json", "shards", "findings.json", "figures"
@@ -104,12 +105,17 @@ def below(folder: Path) -> Listed:
     photos: list[str] = []
     results: list[str] = []
     for root, names, ours in walk(os.fspath(folder)):
-        listed, beside = [name for name in names if ending(name) in LISTED], set(names)
-        kept = [] if ours else [name for name in listed if not is_result(root, name, beside)]
-        left_out = set(listed).difference(kept)
-        images = [name for name in kept if ending(name) in ENDINGS]
-        photos += [os.path.join(root, name) for name in images or kept]
-        results += [os.path.join(root, name) for name in listed if name in left_out]
+        start, beside, arrays = os.path.join(root, ""), set(names), list[str]()
+        before = len(photos)
+        for name in names:
+            kind = ending(name)
+            if kind not in LISTED:
+                continue
+            if ours or is_result(start, name, beside):
+                results.append(start + name)
+            else:
+                (photos if kind in ENDINGS else arrays).append(start + name)
+        photos += arrays if len(photos) == before else []
     return Listed(in_order(photos), in_order(results))
 
 
@@ -141,7 +147,8 @@ def is_result(root: str, name: str, beside: Collection[str] | None = None) -> bo
     kind = ending(name)
     if kind not in MARKED:
         return False
-    if may_be_marked(os.path.join(root, name), kind) and marks.is_ours(Path(root, name)):
+    path = root + name if root.endswith(os.sep) else os.path.join(root, name)
+    if may_be_marked(path, kind) and marks.is_ours(Path(path)):
         return True
     return kind in (".png", ".gif") and is_old_figure(name, root, beside)
 
@@ -155,7 +162,7 @@ def may_be_marked(path: str, kind: str) -> bool:
     except OSError:
         return False
     try:
-        return marks.KEY.encode() in os.read(handle, marks.HEAD)
+        return WORD in os.read(handle, marks.HEAD)
     except OSError:
         return False
     finally:
@@ -184,7 +191,9 @@ def is_old(maps: Path) -> bool:
 
 
 def ending(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
+    """The suffix of a file's name in lower case, as `Path.suffix`, which takes three times as long."""
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot > 0 else ""
 
 
 def in_order(paths: list[str]) -> list[Path]:
