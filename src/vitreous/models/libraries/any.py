@@ -6,6 +6,7 @@ A module without a quirk of its own imports the function from here. mypy checks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
     config = getattr(net, "config", None)
     places = net, getattr(net, "patch_embed", None), getattr(net, "visual", None), config
     found = size or stated_size(*places, getattr(config, "vision_config", None))
-    return cropped(found or (224, 224), *IMAGENET, channels=channels(net) or 3)
+    return replace(cropped(found or (224, 224), *IMAGENET, channels=channels(net) or 3), assumed=True)
 
 
 def text(net: nn.Module, name: str) -> Callable[[str], Any] | None:
