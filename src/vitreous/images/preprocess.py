@@ -190,7 +190,7 @@ def unnormalised(images: Float[Tensor, "B channels Y X"], steps: Preprocess) -> 
     if high > 1 or not steps.known or steps.assumed or float((mean / std).min()) < LEAST:
         return None
     if torch.finfo(images.dtype).eps * 255 < WHOLE and is_whole(values * 255):
-        levels = len((values * 255).round().unique())
+        levels = len(np.unique((values * 255).round().cpu().numpy()))
         return "0…1" if levels >= LEVELS and not is_whole((values * std + mean) * 255) else None
     fills = (values.amin((0, 2, 3)) < FULL[0]) & (values.amax((0, 2, 3)) > FULL[1])
     return "0…1" if bool(fills.all()) and float(std.max()) < MOST else None
