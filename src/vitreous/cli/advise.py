@@ -109,9 +109,9 @@ def show(found: Advice, console: Console | None = None) -> None:
     arrow = "↑" if found.better == "higher" else "↓"
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", overflow="fold")
-    for head in (f"{found.metric} {arrow}", "gain over random", "forwards", "images"):
-        shown = head.replace(" ", "\n") if narrow else head
-        table.add_column(shown, justify="right", no_wrap=console.width >= LEAST, overflow="fold")
+    metric = found.metric.replace(" ", "\n") if narrow else found.metric
+    for head in (f"{metric} {arrow}", "gain over\nrandom" if narrow else "gain over random", "forwards", "images"):
+        table.add_column(head, justify="right", no_wrap=console.width >= LEAST, overflow="fold")
     for one in found.contenders:
         table.add_row(*row(one, narrow, one.name in found.equals and found.best is not None))
     console.print(Text(f"{found.model}, {found.images} images\n"))
