@@ -181,7 +181,8 @@ def test_the_estimate_is_what_is_done(ours: Advice) -> None:
     told = ours.estimate
     assert ours.runs == told.runs <= told.exhaustive_runs / 5
     assert told.exhaustive_runs == (told.contenders + 2) * 20 and told.contenders == len(ours.contenders)
-    assert told.seconds > 0 and told.forwards > told.runs
+    assert told.seconds > 0 and told.forwards > 4 * told.runs, "a map and the steps of its curve"
+    assert "run" not in vars(ours.board.model), "the counter is gone"
     assert ours.board.finished and not any("stopped early" in note for note in ours.board.notes())
     for one in ours.contenders:
         assert one.images == (20 if one.dropped is None else told.stages[one.dropped - 1].images)

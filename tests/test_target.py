@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,16 @@ def test_an_unknown_label_is_refused(imagenet: Model) -> None:
             parse(given, Model(zoo.network("timm ViT"), labels=["cat", "dog"], name="two"), 7)
     with pytest.raises(TargetError, match="unknown class 'Egyptian Mau'"):
         parse("Egyptian Mau", imagenet, 1000)
+
+
+def test_the_server_refuses_an_unknown_label_as_a_target(model: Model) -> None:
+    """JOURNEYS P1-10."""
+    targets = pytest.importorskip("vitreous.web.targets", reason="the server needs vitreous[web]")
+    engine, served = SimpleNamespace(concepts={}), SimpleNamespace(model=model, name="pets")
+    for asked in ("wug", "zebra-wug", "wug-zebra", "wug - neuron:2", "concept:wug"):
+        with pytest.raises(TargetError, match=r"unknown class|no concept"):
+            targets.read(engine, served, asked, 7)
+    assert targets.read(engine, served, "Tiger_Cat", 7) == Class(1)
 
 
 def test_a_concept_is_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
