@@ -236,7 +236,7 @@ def test_own_figures_are_no_photos_of_a_data_set(run: Run, small: Model, album: 
     assert told["images"] == 2 and note in notes
     torch.save(timm.create_model("test_vit", num_classes=3).state_dict(), "w.pth")
     told, notes = said(run, "study", "maps", ".", "-x", "rollout", "-m", "test_vit", "-w", "w.pth", "-o", "study")
-    assert told["study"]["images"] == 2 and notes[0] == note
+    assert told["study"]["data"]["images"] == 2 and notes[0] == note
     result = run("concept", "build", "x", ".")
     assert "2 images" in result.out and result.err == f"note: {note}\n"
 

@@ -23,7 +23,7 @@ GROUPS = {
     "Around any call": ("limit_memory", "show_progress", "replay"),
     "Errors": (
         *("VitreousError", "InputError", "ModelError", "ModelWarning", "WeightsError", "Unsupported"),
-        *("TargetError", "OptionError", "CaptureError", "EmptyMap"),
+        *("TargetError", "OptionError", "CaptureError", "EmptyMap", "InputWarning"),
     ),
 }
 
