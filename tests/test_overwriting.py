@@ -429,7 +429,7 @@ def test_a_concept_is_not_replaced_by_another(run: Run, small: Model, here: Path
     first = held("vitreous-concepts")
     said = run("concept", "build", "cat", "two").error
     assert said == (
-        "vitreous-concepts/cat.safetensors: holds another concept of this name (1 images, dot); "
+        "vitreous-concepts/cat.safetensors: holds another concept of this name (1 image, dot); "
         "give another name, or --overwrite"
     )
     photo("one/a.jpg", 3)

@@ -65,6 +65,7 @@ def build(
 
 def refuse_other(file: Path, overwrite: bool, same: Callable[[Concept], bool]) -> None:
     """Raise if there is another concept in this file, or anything else."""
+    from vitreous._support.words import count_of
     from vitreous.errors import InputError, TargetError
     from vitreous.trace.concept import Concept
 
@@ -75,7 +76,7 @@ def refuse_other(file: Path, overwrite: bool, same: Callable[[Concept], bool]) -
     except TargetError:
         raise InputError(f"{file}: is there and is not a concept; give another name or --out") from None
     if not overwrite and not same(before):
-        what = f"{len(before.examples)} images, {before.similarity}"
+        what = f"{count_of(len(before.examples), 'image')}, {before.similarity}"
         raise InputError(f"{file}: holds another concept of this name ({what}); give another name, or --overwrite")
 
 
