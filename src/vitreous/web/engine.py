@@ -78,6 +78,7 @@ class Kept:
 
     meta: dict[str, Any]
     attribution: Attribution  # on the CPU, without its image
+    provenance: dict[str, Any]
     model: str
     image: str
     target: Target | None  # fixed; None: the method does not depend on one

@@ -111,6 +111,13 @@ class Label(BaseModel):
     label: str
 
 
+class TargetMeaning(BaseModel):
+    """What a target means for an image."""
+
+    target: str  # as the library writes it: "282", "281-282"
+    title: str  # for people: "tabby 61%"
+
+
 class Chance(BaseModel):
     """A class and how probable it is, or the value of an output of a regression."""
 
@@ -182,8 +189,11 @@ class MapMeta(BaseModel):
     notes: dict[str, Any]
 
 
-class FigureAsked(Asked):
+class MapsAsked(Asked):
     maps: Annotated[list[MapId], Field(min_length=1, max_length=48)]
+
+
+class FigureAsked(MapsAsked):
     cells: bool = False
 
 
