@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { MapView } from "./draw.js";
 import { addTarget } from "./rail.js";
 import { set, state } from "./state.js";
+import { drawn, mapsOf } from "./take.js";
 import { button, choice, droppable, el, field, link, problem, progress } from "./ui.js";
 import { here, loadConcepts, model, photo, world } from "./world.js";
 
@@ -63,6 +64,8 @@ export const concepts = {
     draw(mine);
     run(mine);
   },
+
+  exports: [drawn, mapsOf(() => [...views.values()].map((one) => one.id).filter(Boolean))],
 };
 
 function add(files) {
@@ -140,10 +143,13 @@ function run(mine) {
   const body = { ...here(), methods: [{ name: how, options: {} }], targets: some.map((one) => `concept:${one.id}`) };
   bar.run(api.job("explain", body), (event, told) => {
     if (event === "failed") return trouble.replaceChildren(problem(told));
+    if (event === "left") done = "";
     if (event !== "map" && event !== "problem") return;
-    const { view, note } = views.get(some[next++].id);
-    if (event === "problem") note.replaceChildren(problem(told));
-    else api.map(told.id).then((values) => view.show(values, told), (error) => note.replaceChildren(problem(error)));
+    const shown = views.get(some[next++].id);
+    const { view, note } = shown;
+    if (event === "problem") return note.replaceChildren(problem(told));
+    shown.id = told.id;
+    api.map(told.id).then((values) => view.show(values, told), (error) => note.replaceChildren(problem(error)));
   });
 }
 
