@@ -17,7 +17,8 @@ const undo = button("Undo", () => back());
 const reset = button("Reset", () => paint(() => new Set()));
 const numbers = table("What the model says of the image without these patches", () => [
   ["model", "image", "removed", "label", "before", "now"],
-  ...(now ? told().map(({ label, old, value, score }) => [...whose(), [...gone].join(" "), label, old, value ?? score]) : []),
+  ...(now ? told() : []).map(({ label, old, value, score }) =>
+    [...whose(), [...gone].join(" "), label, old, value ?? score]),
 ]);
 const csv = button("CSV", () => numbers.run(), { title: numbers.title });
 let holes = null;

@@ -195,7 +195,8 @@ function draw() {
     words.style.fill = label.colour;
     node.append(leader, words);
   }
-  const listed = [...curves.map(({ cell, curve }) => [titleOf(cell), curve.value]), ...(band ? [["random", band.value]] : [])];
+  const chances = band ? [["random", band.value]] : [];
+  const listed = [...curves.map(({ cell, curve }) => [titleOf(cell), curve.value]), ...chances];
   const kind = METRICS[state.metric];
   areas.replaceChildren(el("b", `${kind} AUC (${better} is better): `),
     listed.map(([name, value]) => `${name} ${number(value)}`).join(", "),

@@ -2,7 +2,8 @@
 
 const SCALE = 2; // pixels of the image for each of the page
 const EDGE = 16;
-const LEFT_OUT = "button:not(.thumb, .name), select, input, .field, .toggle, .segments, .progress, .hair, .badge, form, title";
+const LEFT_OUT =
+  "button:not(.thumb, .name), select, input, .field, .toggle, .segments, .progress, .hair, .badge, form, title";
 
 /** A PNG of an element, with words below it and a note in the file of where it comes from. */
 export async function snapshot(node, words, note) {
