@@ -338,6 +338,19 @@ def check_view(file: Path, tab: str) -> None:
         shutil.copy(file, Path(SHOTS) / f"taken-{tab}.png")
 
 
+@pytest.mark.slow
+def test_a_concept_is_built_from_the_packaged_examples(visit: Callable[..., Any]) -> None:
+    page = visit("tab=concepts", ready=".form")
+    page.get_by_role("button", name="Take the packaged examples of coffee").click()
+    page.wait_for_function("() => document.querySelectorAll('.examples img').length === 5")
+    page.wait_for_function("() => document.getElementById('concept-name').value === 'coffee'")
+    page.get_by_role("button", name="Build the concept").click()
+    page.wait_for_selector(".concept .legend span:last-child:not(:empty)")
+    shot(page, "packaged")
+    page.get_by_role("button", name="Delete coffee").click()
+    page.wait_for_function("() => !document.querySelector('.concept')")
+
+
 def test_an_unknown_label_is_refused_where_it_is_typed(visit: Callable[..., Any]) -> None:
     page = visit("method=cdam")
     page.expected.append("status of 422")

@@ -29,6 +29,9 @@ async def info(engine: Served) -> schema.Info:
         version=VERSION,
         models=models,
         samples=[schema.Sample(id=sample, name=path.stem) for sample, path in engine.samples.items()],
+        examples=[
+            schema.Example(id=one, name=path.stem, concept=path.parent.name) for one, path in engine.examples.items()
+        ],
         limits=schema.LimitInfo(
             upload_bytes=limits.upload_bytes,
             pixels=limits.pixels,

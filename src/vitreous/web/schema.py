@@ -59,6 +59,10 @@ class Sample(BaseModel):
     name: str
 
 
+class Example(Sample):
+    concept: str
+
+
 class LimitInfo(BaseModel):
     upload_bytes: int
     pixels: int
@@ -101,6 +105,7 @@ class Info(BaseModel):
     version: str
     models: list[ModelInfo]
     samples: list[Sample]
+    examples: list[Example]  # packaged images of which a concept can be built
     limits: LimitInfo
     methods: list[MethodInfo]
     metrics: list[MetricInfo]

@@ -14,7 +14,7 @@ from vitreous.errors import TargetError
 from vitreous.models.load import EMBEDDED
 from vitreous.registry import METHODS
 from vitreous.web import schema
-from vitreous.web.engine import Engine, Held, Served, Source
+from vitreous.web.engine import ASSETS, Engine, Held, Served, Source
 from vitreous.web.targets import find_held
 
 CONCEPT = re.compile(r"concept:\s*([\w .-]+?)\s*(?=$|-\s*(?:text|concept|neuron):)", re.IGNORECASE)
@@ -28,13 +28,14 @@ def write(engine: Engine, served: Served, asked: schema.ExplainAsked, *, alone: 
     targets = list(dict.fromkeys(named(str(text), concepts) for text in asked.targets))
     held = list({one.concept.name: one for one in concepts.values()}.values())
     photo = engine.name_of(asked.image)
-    packaged = asked.image in engine.samples
+    packaged = engine.packaged.get(asked.image)
+    within = packaged and packaged.relative_to(ASSETS.parent).as_posix()
     source = located(served.source) if alone else bare(served.source)
     file = photo
     if packaged:
-        file = str(engine.samples[asked.image]) if alone else f"src/vitreous/assets/photos/{photo}"
+        file = str(packaged) if alone else f"src/vitreous/{within}"
     return schema.Snippet(
-        python=python(source, photo, packaged, asked.methods, targets, held),
+        python=python(source, photo, within, asked.methods, targets, held),
         cli=command(source, file, asked.methods, targets, held),
     )
 
@@ -82,11 +83,11 @@ def named(text: str, concepts: dict[str, Held]) -> str:
 
 
 def python(
-    source: Source, photo: str, packaged: bool, methods: list[Method], targets: list[str], concepts: list[Held]
+    source: Source, photo: str, within: str | None, methods: list[Method], targets: list[str], concepts: list[Held]
 ) -> str:
-    """One forward pass, shared by all maps."""
-    where = f'Path(vitreous.__file__).parent / "assets/photos" / {photo!r}' if packaged else repr(photo)
-    lines = ["from pathlib import Path", ""] if packaged else []
+    """One forward pass, shared by all maps; `within`: the photo's place in the package, if it has one."""
+    where = f"Path(vitreous.__file__).parent / {within!r}" if within else repr(photo)
+    lines = ["from pathlib import Path", ""] if within else []
     lines += ["import vitreous", ""]
     lines += [f"model = vitreous.load({loading(source)})"]
     for held in concepts:

@@ -38,7 +38,7 @@ export const concepts = {
     const form = el("form.panel.form", { onsubmit: make },
       el("h3", "A new concept"),
       el("p.quiet", "A few images of one thing define a direction in the model's embedding: a target to explain."),
-      pick, well, samples, pictures, field("Name", name), likeness, build, trouble);
+      pick, well, samples, ...packaged(), pictures, field("Name", name), likeness, build, trouble);
     droppable(form, add);
     pickMethod = choice("Method", [how], how, (value) => {
       how = value;
@@ -81,6 +81,16 @@ async function addSample({ id, name: title }) {
   add([new File([blob], `${title}.webp`, { type: blob.type })]);
 }
 
+/** A link for each concept whose examples are in the package. */
+function packaged() {
+  const given = world.info.examples;
+  return [...new Set(given.map((one) => one.concept))].map((concept) =>
+    link(`Take the packaged examples of ${concept}`, async () => {
+      for (const one of given.filter((other) => other.concept === concept)) await addSample(one);
+      name.value = concept;
+    }));
+}
+
 function drawExamples() {
   pictures.replaceChildren(...examples.map((one) =>
     el("span", el("img", { src: one.url, alt: one.file.name }),
@@ -119,7 +129,7 @@ function draw(mine) {
   for (const one of views.values()) one.view.remove();
   views.clear();
   const { grid, size } = model();
-  const none = "No concepts yet. To try it out, click a few samples of one kind, enter a name and build the concept.";
+  const none = "No concepts yet. To try it out, take the packaged examples and build the concept.";
   list.replaceChildren(...(mine.length ? [] : [el("p.quiet", none)]),
     ...mine.map((one) => {
       const view = new MapView({ photo: photo(), grid, size, name: `${how} for the concept ${one.name}` });
