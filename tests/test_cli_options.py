@@ -67,7 +67,6 @@ STORED = {
     f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
 }  # resumed, not replaced
 DRAW = {"vitreous explain", "vitreous cass", "vitreous maximize", *(f"vitreous inspect {view}" for view in VIEWS)}
-KEPT = {*STORED, "vitreous advise"}
 
 
 def commands(path: str = "vitreous", command: Any = None) -> Iterator[tuple[str, Any]]:
@@ -145,7 +144,7 @@ def test_what_reads_images_has_a_limit(path: str) -> None:
 @pytest.mark.parametrize("path", COMMANDS)
 def test_what_writes_says_whether_it_may_overwrite(path: str) -> None:
     found = options(COMMANDS[path])
-    assert ("--overwrite" in found) == ("--out" in found and path not in KEPT)
+    assert ("--overwrite" in found) == ("--out" in found and path not in STORED)
     assert ("--format" in found) == (path in DRAW)
 
 

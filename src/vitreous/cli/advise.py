@@ -16,11 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous._support.progress import show_progress
-from vitreous.cli.arguments import Choice
+from vitreous.cli.arguments import Choice, PlaceIfAny
+from vitreous.cli.places import placed_folder
 from vitreous.cli.results import check_out
 from vitreous.evaluation.advice import Advice, Contender, Fresh, advise
 from vitreous.evaluation.estimate import Estimate
 from vitreous.evaluation.plan import chosen_methods
+from vitreous.evaluation.report.files import WRITTEN, identity
 from vitreous.images.dataset import read_data
 from vitreous.models.model import Model
 
@@ -39,28 +41,36 @@ def run(
     thorough: bool,
     exhaustive: bool,
     choice: Choice,
-    out: Path | None,
-    as_json: bool,
+    place: PlaceIfAny,
 ) -> None:
-    if out is not None:
-        check_out(out)
+    as_json = place.as_json
+    if place.out is not None:
+        check_out(place.out)
     data = read_data(sources[0] if len(sources) == 1 else sources).take(choice.limit, choice.sample, choice.seed)
     names = None if methods is None else chosen_methods(methods)
     asked: dict[str, Any] = {"methods": names, "target": target, "thorough": thorough, "exhaustive": exhaustive}
     with show_progress(False if as_json else None):
         found = advise(load(), data, metric, **asked, seed=choice.seed, before=announce)
-    files = found.board.save(out) if out is not None else []
+    files, notes = save(found, place)
     if as_json:
-        typer.echo(json.dumps(told(found, files), indent=2))
+        typer.echo(json.dumps(told(found, files, notes), indent=2))
     else:
         show(found)
         for line in str(found).splitlines():
             typer.echo(line)
         if files:
             typer.echo(f"\nreport: {files[-1]}")
-        for note in [*found.board.notes(), *found.board.failures()]:
+        for note in [*notes, *found.board.notes(), *found.board.failures()]:
             typer.secho(f"note: {note}", err=True, fg="yellow")
     raise typer.Exit(0 if found.contenders else 2)
+
+
+def save(found: Advice, place: PlaceIfAny) -> tuple[list[Path], list[str]]:
+    """Write the leaderboard where nothing is lost, if it is asked for; and a note if that is not the folder given."""
+    if place.out is None:
+        return [], []
+    with placed_folder(place.out, "leaderboard", WRITTEN, identity(found.board), place.overwrite) as (folder, notes):
+        return found.board.save(folder), notes
 
 
 def announce(estimate: Estimate) -> None:
@@ -68,7 +78,7 @@ def announce(estimate: Estimate) -> None:
     typer.echo(str(estimate), err=True)
 
 
-def told(found: Advice, files: list[Path]) -> dict[str, Any]:
+def told(found: Advice, files: list[Path], notes: list[str]) -> dict[str, Any]:
     """The advice as JSON."""
     return {
         "model": found.model,
@@ -84,7 +94,7 @@ def told(found: Advice, files: list[Path]) -> dict[str, Any]:
         "fresh": None if found.fresh is None else numbers(found.fresh),
         "contenders": [numbers(one) for one in found.contenders],
         "files": [str(file) for file in files],
-        "notes": [*found.board.notes(), *found.board.failures()],
+        "notes": [*notes, *found.board.notes(), *found.board.failures()],
     }
 
 

@@ -43,9 +43,6 @@ DataSet = Annotated[
         metavar="DATA",
     ),
 ]
-ClassFolders = Annotated[
-    Path, typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
-]
 
 # ------------------------------------------------------------------------------------------------------------- models
 
@@ -111,7 +108,6 @@ Target = Annotated[str | None, typer.Option("--target", "-t", help=TARGET)]
 Targets = Annotated[str | None, typer.Option("--target", "-t", help=f"{TARGET} Several are separated by commas.")]
 Masks = Annotated[Path | None, typer.Option("--masks", help="A folder with a mask for each image, of the same name.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N images.", min=1)]
-LimitOfClass = Annotated[int | None, typer.Option("--limit", help="Use only the first N images of each class.", min=1)]
 Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]
 
@@ -207,6 +203,15 @@ class Place:
     @property
     def formats(self) -> tuple[str, ...]:
         return parse_formats(self.format)
+
+
+@dataclass(frozen=True)
+class PlaceIfAny:
+    """The same for a report that need not be written, or has a place of its own."""
+
+    out: OutIfAny = None
+    overwrite: Overwrite = False
+    as_json: AsJson = False
 
 
 @dataclass(frozen=True)

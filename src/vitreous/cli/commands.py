@@ -28,9 +28,9 @@ from vitreous.cli.arguments import (
     ModelNames,
     OneOrMoreMethods,
     OutFolder,
-    OutIfAny,
     Overwrite,
     Place,
+    PlaceIfAny,
     PlaceOfImages,
     Saliency,
     Seed,
@@ -142,8 +142,7 @@ def advise(
         bool, typer.Option("--exhaustive", help="Measure every contender on every image, not in stages.")
     ] = False,
     choice: Choice,
-    out: OutIfAny = None,
-    as_json: AsJson = False,
+    place: PlaceIfAny,
 ) -> None:
     """Find out which method, layer and options are most faithful for your model on your images."""
     from vitreous.cli import advise as command
@@ -158,8 +157,7 @@ def advise(
             thorough=thorough,
             exhaustive=exhaustive,
             choice=choice,
-            out=out,
-            as_json=as_json,
+            place=place,
         )
 
 
@@ -238,16 +236,15 @@ def maximize(
 
 
 @app.command()
+@grouped
 def report(
     path: Annotated[Path, typer.Argument(help="A study's folder, or the --out it was written to.", metavar="STUDY")],
-    out: OutIfAny = None,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    place: PlaceIfAny,
 ) -> None:
     """Say what a study tells, and write it as a page with figures; without --out into the study's own folder."""
     from vitreous.cli import report as command
 
-    command.run(path, out, overwrite, as_json)
+    command.run(path, place.out, place.overwrite, place.as_json)
 
 
 @app.command()

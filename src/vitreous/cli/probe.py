@@ -18,8 +18,6 @@ from vitreous.cli.arguments import (
     BATCH,
     AsJson,
     Backbone,
-    ClassFolders,
-    LimitOfClass,
     OutFile,
     ProbeFile,
     Replace,
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
 OUT = Path("probe.safetensors")
 SHOWN = 10  # skipped images that are listed
 FEW = 100  # steps of Adam
+CLASSES = typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
+LimitOfClass = Annotated[int | None, typer.Option("--limit", help="Use only the first N images of each class.", min=1)]
 
 app = typer.Typer(help="Train a linear classifier for classes of your own, and measure it.")
 
@@ -45,7 +45,7 @@ app = typer.Typer(help="Train a linear classifier for classes of your own, and m
 @app.command()
 @grouped
 def train(
-    data: ClassFolders,
+    data: Annotated[Path, CLASSES],
     *,
     backbone: Backbone,
     epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 10,
@@ -125,9 +125,7 @@ def refuse_other(out: Path, overwrite: bool, backbone: str, told: dict[str, Any]
 @app.command("eval")
 @grouped
 def evaluate(
-    data: Annotated[
-        list[Path], typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
-    ],
+    data: Annotated[list[Path], CLASSES],
     *,
     backbone: Backbone,
     probe: ProbeFile = None,
