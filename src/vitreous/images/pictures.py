@@ -6,6 +6,7 @@ For models with another number of channels than three they become `Bands`.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -21,13 +22,14 @@ from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from vitreous.errors import InputError, one_line
 from vitreous.images import bands
-from vitreous.images.bands import ARRAYS, Bands, read_array
+from vitreous.images.bands import ARRAYS, MOST_PIXELS, Bands, read_array
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 TIFF = (".tif", ".tiff")
-MOST_PIXELS = 100_000_000
 MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
 LEAST_SIDE = 8
+for library in ("PIL", "tifffile"):  # what they say of damaged files is in our one line; programs that log still get it
+    logging.getLogger(library).addHandler(logging.NullHandler())
 TAKES = "give a path, a PIL image, a uint8 array or a float tensor"
 
 
@@ -213,20 +215,21 @@ def decode_bands(
 @contextmanager
 def one_error(where: Path | Stored) -> Iterator[None]:
     """Turn whatever goes wrong with an image into one line."""
+    name = " ".join(str(where).splitlines())
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(" ".join(str(error).splitlines())) from None
     except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
+        raise InputError(f"{name}: no such file") from None
     except PermissionError:
-        raise InputError(f"{where}: cannot be read (permission denied)") from None
+        raise InputError(f"{name}: cannot be read (permission denied)") from None
     except UnidentifiedImageError:
-        raise InputError(f"{where}: is not an image that Pillow can read") from None
+        raise InputError(f"{name}: is not an image that Pillow can read") from None
     except Image.DecompressionBombError as error:
-        raise InputError(f"{where}: is too large to open safely ({one_line(error)}); shrink it first") from None
+        raise InputError(f"{name}: is too large to open safely ({one_line(error)}); shrink it first") from None
     except Exception as error:  # Pillow's readers raise all kinds of errors
-        raise InputError(f"{where}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
+        raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
 
 
 def remark(image: Image.Image, where: Path | Stored) -> str | None:
