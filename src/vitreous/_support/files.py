@@ -24,6 +24,9 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
         os.replace(draft, path)
         if lasting and os.name == "posix":
             sync(path.parent, os.O_RDONLY)  # the directory entry as well
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # not the draft, which nobody knows
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ from vitreous.images.pictures import Stored
 LABEL = ("imagenet_index", "class_index", "label", "class", "cls", "target")  # names of labels, the surest first
 MASK = ("mask", "seg", "segmentation")
 SHOWN = 3  # examples in an error
+MISSING = "missing"  # the stamp of a file that is not there
 
 
 class Entry(NamedTuple):
@@ -36,7 +37,7 @@ def stamp_file(path: Path) -> str:
     try:
         seen = path.stat()
     except (OSError, ValueError):
-        return "missing"
+        return MISSING
     return f"{seen.st_size} {seen.st_mtime_ns}"
 
 

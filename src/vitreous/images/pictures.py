@@ -52,6 +52,11 @@ class Stored(ABC):
     def stamp(self) -> str:
         """Cheap to compute; changes when the image may have changed."""
 
+    @property
+    def home(self) -> Path | None:
+        """The file or folder that holds it, if it is one."""
+        return None
+
     @abstractmethod
     def read_bytes(self) -> bytes: ...
 

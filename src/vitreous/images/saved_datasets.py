@@ -42,6 +42,10 @@ class Row(Stored):
     def stamp(self) -> str:
         return f"{self.mark} {self.column} {self.number}"
 
+    @property
+    def home(self) -> Path:
+        return self.folder
+
     def __str__(self) -> str:
         return f"{self.folder}/row {self.number:06}"
 

@@ -20,7 +20,7 @@ from vitreous.evaluation.study.local import Tick, ignore
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.evaluation.study.shard import encode, run_shard
 from vitreous.evaluation.study.store import Store
-from vitreous.images.readers import Reader, in_threads
+from vitreous.images.readers import Reader, in_threads, still_there
 from vitreous.models.model import Model
 
 AHEAD = 2  # shards that each actor has: it reads one while it computes the other
@@ -51,7 +51,7 @@ class Worker:
             model = self.model(shard.model)
         samples = {shard.first + i: sample for i, sample in enumerate(shard.samples)}
         reader = Reader(samples, model.preprocess, shard.shown, masked=self.recipe.kind.masked)
-        loaded = in_threads(reader, shard.groups(self.recipe.batch), self.threads)
+        loaded = still_there(in_threads(reader, shard.groups(self.recipe.batch), self.threads))
         with self._lock:  # images of the next shard are read meanwhile
             table = run_shard(self.recipe, model, shard, loaded)
         return encode(table, {"study": self.study, "shard": shard.number})
