@@ -78,7 +78,9 @@ def test_an_image_that_changes_during_a_run_is_a_row_with_the_reason(
     monkeypatch.undo()
     rows = study.to_pandas().set_index("image")["error"]
     assert study.finished and study.folder.name == before.folder.name
-    assert rows[changed.name] == f"{changed.image}: has changed since the study was begun; run it again on the new images"
+    assert (
+        rows[changed.name] == f"{changed.image}: has changed since the study was begun; run it again on the new images"
+    )
     assert rows.drop(changed.name).equals(before.to_pandas().set_index("image")["error"].drop(changed.name))
     again = go(own, small, tmp_path / "out")
     assert again.folder != study.folder and again.to_pandas().set_index("image")["error"].isna()[changed.name]
@@ -142,7 +144,9 @@ def test_a_store_that_vanishes_is_not_made_anew_in_part(
     small: Model, album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_shard(monkeypatch, 3, lambda: (tmp_path / "out").rename(tmp_path / "moved"))
-    with pytest.raises(InputError, match=r"has vanished during the run, with what was stored in it; bring it back to resume"):
+    with pytest.raises(
+        InputError, match=r"has vanished during the run, with what was stored in it; bring it back to resume"
+    ):
         go(album, small, tmp_path / "out")
     monkeypatch.undo()
     made = go(album, small, tmp_path / "out")

@@ -1,6 +1,6 @@
 """The engine for Ray, on one machine or a cluster: actors compute shards, this process writes what they send.
 
-Ray starts, places, restarts and feeds the actors; a shard whose actor died is computed again by another.
+Ray starts, places and restarts the actors; a shard whose actor died, alone or with its node, is computed by another.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,6 +26,8 @@ from vitreous.models.model import Model
 
 AHEAD = 2  # shards that each actor has: it reads one while it computes the other
 RETRIES = 3  # times that a shard is computed again when its actor dies
+PATIENCE = 600  # seconds to wait for a worker when none is left
+RESUME = "what is finished is stored, and the same command resumes it"
 
 
 class Worker:
@@ -44,6 +47,9 @@ class Worker:
             self._model = None  # before the next is loaded
             self._model = number, self.recipe.sources[number].load(self.device).to(self.device)
         return self._model[1]
+
+    def here(self) -> None:
+        """Answers when the actor runs."""
 
     def run(self, shard: Shard) -> bytes:
         """The rows of a shard, encoded as the file to store."""
@@ -75,7 +81,6 @@ def run_ray(
             num_cpus=cores_each(ray, count),
             num_gpus=gpus,
             max_restarts=-1,
-            max_task_retries=RETRIES,
             max_concurrency=AHEAD,
         )
         actors = [make.remote(recipe, store.manifest["id"], os.getcwd()) for _ in range(count)]
@@ -84,27 +89,79 @@ def run_ray(
             tick(len(shard))
 
 
-def results(ray: Any, actors: list[Any], shards: Sequence[Shard]) -> Iterator[tuple[Shard, bytes]]:
+def results(ray: Any, actors: Sequence[Any], shards: Sequence[Shard]) -> Iterator[tuple[Shard, bytes]]:
     """The rows of every shard as they become ready; each actor has its next shard queued."""
-    rest = iter(shards)
-    pending: dict[Any, tuple[Any, Shard]] = {}
-
-    def give(actor: Any) -> None:
-        shard = next(rest, None)
-        if shard is not None:
-            pending[actor.run.remote(shard)] = actor, shard
-
-    for _ in range(AHEAD):
-        for actor in actors:
-            give(actor)
-    while pending:
-        ready, _ = ray.wait(list(pending), num_returns=1)
-        actor, shard = pending.pop(ready[0])
-        give(actor)
-        yield shard, received(ray, ready[0], shard)
+    crew = Crew(ray, actors, shards)
+    while crew.rest or crew.pending:
+        crew.feed()
+        done = crew.next()
+        if done is not None:
+            crew.feed()  # while the rows are written
+            yield done
 
 
-def received(ray: Any, reference: Any, shard: Shard) -> bytes:
+class Crew:
+    """The actors and their shards.
+
+    What an actor had when it died goes to the others at once, as its node may be gone and with it the room to restart.
+    """
+
+    def __init__(self, ray: Any, actors: Sequence[Any], shards: Sequence[Shard]) -> None:
+        self.ray, self.actors, self.rest = ray, actors, deque(shards)
+        self.here = set(range(len(actors)))
+        self.away: dict[Any, int] = {}  # by the reference that is ready when the actor is back
+        self.pending: dict[Any, tuple[int, Shard]] = {}
+        self.deaths: Counter[int] = Counter()  # by shard
+
+    def feed(self) -> None:
+        """Give every actor that is here the shards that it may have."""
+        has = Counter(actor for actor, _ in self.pending.values())
+        for most in range(1, AHEAD + 1):
+            for actor in sorted(self.here):
+                if self.rest and has[actor] < most:
+                    shard = self.rest.popleft()
+                    self.pending[self.actors[actor].run.remote(shard)] = actor, shard
+                    has[actor] += 1
+
+    def next(self) -> tuple[Shard, bytes] | None:
+        """Wait for something: a finished shard, or an actor that died or came back."""
+        ready, _ = self.ray.wait([*self.pending, *self.away], timeout=None if self.here else PATIENCE)
+        if not ready:
+            raise ModelError(f"every Ray worker died and none came back within {PATIENCE // 60} minutes; {RESUME}")
+        if ready[0] in self.away:
+            self.welcome(ready[0], self.away.pop(ready[0]))
+            return None
+        actor, shard = self.pending.pop(ready[0])
+        try:
+            return shard, received(self.ray, ready[0])
+        except self.ray.exceptions.RayActorError as error:
+            self.miss(actor, shard, error)
+            return None
+
+    def miss(self, actor: int, shard: Shard, error: Exception) -> None:
+        """An actor died over a shard: another gets it, and this one is waited for."""
+        self.deaths[shard.number] += 1
+        if self.deaths[shard.number] > RETRIES:
+            raise ModelError(
+                f"the Ray worker of shard {shard.number} died again and again ({one_line(error, 120)}); {RESUME}: "
+                "try fewer workers or a smaller --batch"
+            )
+        self.rest.appendleft(shard)
+        if actor in self.here:
+            self.here.remove(actor)
+            self.away[self.actors[actor].here.options(max_task_retries=-1).remote()] = actor
+
+    def welcome(self, reference: Any, actor: int) -> None:
+        """An actor is back, or Ray has given it up."""
+        try:
+            self.ray.get(reference)
+            self.here.add(actor)
+        except self.ray.exceptions.RayActorError as error:
+            if not self.here and not self.away:
+                raise ModelError(f"every Ray worker died ({one_line(error, 120)}); {RESUME}") from None
+
+
+def received(ray: Any, reference: Any) -> bytes:
     """What an actor sent; its errors are raised here as our own."""
     try:
         content: bytes = ray.get(reference)
@@ -113,11 +170,6 @@ def received(ray: Any, reference: Any, shard: Shard) -> bytes:
         if isinstance(error.cause, VitreousError):
             raise error.cause from None
         raise
-    except ray.exceptions.RayActorError as error:
-        raise ModelError(
-            f"the Ray worker of shard {shard.number} died again and again ({one_line(error, 120)}); what is finished "
-            "is stored, and the same command goes on: try fewer workers or a smaller --batch"
-        ) from None
 
 
 def usual_actors(ray: Any, gpus: float) -> int:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MANIFEST, LATEST, SHARDS, LOCK = "study.json", "latest.json", "shards", "lock"
+HOUR = 3600
 
 
 class Store:
@@ -83,9 +85,13 @@ class Store:
         return bool(told.get("study") == self.manifest["id"] and file.stem == f"{told.get('shard'):05d}")
 
     def clean(self) -> None:
-        """Remove files that a killed run left half-written."""
-        for file in self.shards.glob(f".*{DRAFT}"):
-            file.unlink(missing_ok=True)
+        """Remove files that a killed run left half-written; beside the study, only old ones, as other runs write there."""
+        old = time.time() - HOUR
+        for folder in (self.shards, self.folder, self.folder.parent):
+            for file in folder.glob(f".*{DRAFT}"):
+                with suppress(FileNotFoundError):
+                    if folder != self.folder.parent or file.stat().st_mtime < old:
+                        file.unlink()
 
     def locked(self) -> AbstractContextManager[None]:
         return locked(self.folder)
