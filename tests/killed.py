@@ -1,7 +1,7 @@
 """Run as a program: end a study without notice at random moments, let it finish, and run another in peace.
 
 killed.py ALBUM FOLDER: a timer of the process itself, a few times in long runs
-killed.py ALBUM FOLDER KILLS SEED: SIGKILL from outside, as often as asked, in runs so short that most of each is writing
+killed.py ALBUM FOLDER KILLS SEED: SIGKILL from outside, that often, in runs so short that most of each is writing
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def seen(out: Path, whole: list[tuple[str, ...]]) -> int:
     try:
         study = open_study(out)
     except InputError as error:
-        assert not (out / "latest.json").exists(), error  # it was killed before there was a study
-        return 0
+        if (out / "latest.json").exists():
+            raise AssertionError("there is a study, and it does not open") from error
+        return 0  # it was killed before there was one
     rows = rows_of(study)
     assert len(set(rows)) == len(rows) == len(study.numbers) and set(rows) <= set(whole)
     return len(rows)

@@ -211,7 +211,7 @@ def test_workers_that_never_come_back_are_an_error() -> None:
 
 def test_a_shard_that_kills_its_workers_is_given_up() -> None:
     times = [("a", 0, False), ("b", 0, False), *[("a", -1, True), ("a", 0, False)] * 2]
-    with pytest.raises(ModelError, match="the Ray worker of shard 0 died again and again .*try fewer workers"):
+    with pytest.raises(ModelError, match=r"the Ray worker of shard 0 died again and again .*try fewer workers"):
         on_paper(1, *times)
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +228,7 @@ def test_killed_at_a_hundred_moments(album: Path, tmp_path: Path) -> None:
     assert told["kills"] == KILLS and told["between"] > KILLS // 10, told  # many fell between shards
 
 
-# -------------------------------------------------------------------------------------------- real commands, real limits
+# ------------------------------------------------------------------------------------------- real commands and limits
 
 APART = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]  # file systems that nobody else sees
 VITREOUS = f"{sys.executable} -m vitreous"

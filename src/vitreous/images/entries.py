@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from vitreous.images.pictures import Stored
@@ -12,7 +11,6 @@ from vitreous.images.pictures import Stored
 LABEL = ("imagenet_index", "class_index", "label", "class", "cls", "target")  # names of labels, the surest first
 MASK = ("mask", "seg", "segmentation")
 SHOWN = 3  # examples in an error
-MISSING = "missing"  # the stamp of a file that is not there
 
 
 class Entry(NamedTuple):
@@ -30,15 +28,6 @@ class Found(NamedTuple):
     entries: list[Entry]
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-
-
-def stamp_file(path: Path) -> str:
-    """A file's size and time of change."""
-    try:
-        seen = path.stat()
-    except (OSError, ValueError):
-        return MISSING
-    return f"{seen.st_size} {seen.st_mtime_ns}"
 
 
 def read_label(text: str) -> int | str | None:

@@ -28,9 +28,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.files import MISSING
 from vitreous.errors import InputError, one_line
 from vitreous.images.dataset import Sample
-from vitreous.images.entries import MISSING
 from vitreous.images.masks import Mask, read_mask
 from vitreous.images.preprocess import Preprocess
 

@@ -85,7 +85,7 @@ class Store:
         return bool(told.get("study") == self.manifest["id"] and file.stem == f"{told.get('shard'):05d}")
 
     def clean(self) -> None:
-        """Remove files that a killed run left half-written; beside the study, only old ones, as other runs write there."""
+        """Remove files that a killed run left half-written; beside the study only old ones, as others write there."""
         old = time.time() - HOUR
         for folder in (self.shards, self.folder, self.folder.parent):
             for file in folder.glob(f".*{DRAFT}"):
