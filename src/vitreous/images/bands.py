@@ -29,6 +29,8 @@ ENDS = (2, 98)  # percentiles that become black and white where the range of the
 MODES = {"L": 1, "I;16": 1, "I;16L": 1, "I;16B": 1, "I;16N": 1, "F": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # of Pillow
 BITS = 258  # the tag of a TIFF file with the bits of each channel
 MOST_PIXELS = 100_000_000
+MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
+LEAST_SIDE = 8
 UNPACKED = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}  # by compression of TIFF
 Box = tuple[float, float, float, float]
 
@@ -130,6 +132,16 @@ def of_array(array: np.ndarray, channels: int, name: str) -> Bands:
         said = f"the channels of an array of shape {list(array.shape)} may be its first or its last axis"
         raise InputError(f"{name}: {said}; crop or pad it to another height or width than {channels}")
     return checked(array if array.shape[2] == channels else array.transpose(1, 2, 0), name)
+
+
+def check_size(wide: int, high: int, name: str) -> None:
+    """Raise if an image is too large, too small or too elongated."""
+    if wide * high > MOST_PIXELS:
+        raise InputError(f"{name}: {wide}×{high} is more than {MOST_PIXELS // 10**6} megapixels; shrink it first")
+    if min(wide, high) < LEAST_SIDE:
+        raise InputError(f"{name}: {wide}×{high} pixels are too few to explain; each side needs {LEAST_SIDE}")
+    if max(wide, high) > MOST_ASPECT * min(wide, high):
+        raise InputError(f"{name}: {wide}×{high} is more than {MOST_ASPECT} times as long as wide; crop it first")
 
 
 def check_shape(shape: Sequence[int], channels: int, name: str) -> None:

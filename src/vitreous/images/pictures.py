@@ -23,12 +23,10 @@ from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
 from vitreous.images import bands
-from vitreous.images.bands import ARRAYS, MOST_PIXELS, Bands, read_array
+from vitreous.images.bands import ARRAYS, MOST_PIXELS, Bands, check_size, read_array
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 TIFF = (".tif", ".tiff")
-MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
-LEAST_SIDE = 8
 for library in ("PIL", "tifffile"):  # what they say of damaged files is in our one line; programs that log still get it
     logging.getLogger(library).addHandler(logging.NullHandler())
 TAKES = "give a path, a PIL image, a uint8 array or a float tensor"
@@ -265,16 +263,6 @@ def upright(image: Image.Image, name: str) -> Image.Image:
         return image.convert("RGB")
     except Exception as error:
         raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
-
-
-def check_size(wide: int, high: int, name: str) -> None:
-    """Raise if an image is too large, too small or too elongated."""
-    if wide * high > MOST_PIXELS:
-        raise InputError(f"{name}: {wide}×{high} is more than {MOST_PIXELS // 10**6} megapixels; shrink it first")
-    if min(wide, high) < LEAST_SIDE:
-        raise InputError(f"{name}: {wide}×{high} pixels are too few to explain; each side needs {LEAST_SIDE}")
-    if max(wide, high) > MOST_ASPECT * min(wide, high):
-        raise InputError(f"{name}: {wide}×{high} is more than {MOST_ASPECT} times as long as wide; crop it first")
 
 
 def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:
