@@ -17,16 +17,27 @@ import torch
 import zoo
 from conftest import Run
 from machine import PATIENCE
+from PIL import Image
 from test_study import album, same  # the same pictures
 
 from vitreous import Model, open_study, run_study
 from vitreous.errors import InputError, ModelError
 from vitreous.evaluation.study.kind import find_kind
-from vitreous.evaluation.study.on_ray import connected, cores_each, results, run_ray, usual_actors
+from vitreous.evaluation.study.on_ray import (
+    CHANGED,
+    changes,
+    connected,
+    cores_each,
+    marked,
+    results,
+    run_ray,
+    usual_actors,
+)
 from vitreous.evaluation.study.plan import Shard, Source, plan
 from vitreous.evaluation.study.store import circumstances, open_store
-from vitreous.images.dataset import read_data
+from vitreous.images.dataset import Sample, read_data
 from vitreous.images.preprocess import IMAGENET
+from vitreous.images.readers import Reader
 from vitreous.models.libraries import cropped
 
 ray = pytest.importorskip("ray", reason="the tests of the Ray engine need Ray: pip install 'vitreous[ray]'")
@@ -183,8 +194,8 @@ class Paper:
         return f"{name}{number}".encode()
 
 
-def on_paper(count: int, *ends: tuple[str, int, bool]) -> dict[int, bytes]:
-    shards = [Shard(i, 0, i, (), frozenset()) for i in range(count)]
+def on_paper(count: int, *ends: tuple[str, int, bool], samples: tuple[Sample, ...] = ()) -> dict[int, bytes]:
+    shards = [Shard(i, 0, i, samples, frozenset()) for i in range(count)]
     return {shard.number: content for shard, content in results(Paper(*ends), [Actor("a"), Actor("b")], shards)}
 
 
@@ -213,6 +224,32 @@ def test_a_shard_that_kills_its_workers_is_given_up() -> None:
     times = [("a", 0, False), ("b", 0, False), *[("a", -1, True), ("a", 0, False)] * 2]
     with pytest.raises(ModelError, match=r"the Ray worker of shard 0 died again and again .*try fewer workers"):
         on_paper(1, *times)
+
+
+def test_an_image_that_changes_is_seen_where_the_study_was_begun(tmp_path: Path) -> None:
+    """Rows of a changed image are asked for again, with the reason; workers with copies of other dates are trusted."""
+    for name in "ab":
+        Image.new("RGB", (9, 9)).save(tmp_path / f"{name}.png")
+    still, changing = read_data(tmp_path).stamped().samples
+    Image.new("RGB", (20, 20)).save(tmp_path / "b.png")
+    sent: list[Any] = []
+    actor = Actor("a")
+    true = actor.remote
+
+    def remote(shard: Any = None) -> tuple[str, int]:
+        sent.append([sample.seen for sample in shard.samples])
+        return true(shard)
+
+    actor.remote = remote  # type: ignore[method-assign]
+    shard = Shard(0, 0, 0, (still, changing), frozenset())
+    ray_on_paper = Paper(("a", 0, True), ("a", 0, True))
+    assert [content for _, content in results(ray_on_paper, [actor], [shard])] == [b"a0"]
+    assert sent == [[None, None], [None, CHANGED]] and changes(shard) == {1}
+    loaded = Reader(dict(enumerate(marked(shard, changes(shard)).samples)), cropped((8, 8), *IMAGENET))[[0, 1]]
+    assert list(loaded.failed) == [1] and "has changed since the study was begun" in loaded.failed[1]
+    tmp_path.rename(tmp_path.with_name("aside"))
+    with pytest.raises(InputError, match="has vanished during the run; bring it back"):
+        on_paper(1, ("a", 0, True), samples=(still,))
 
 
 @pytest.mark.slow

@@ -134,9 +134,13 @@ def still_there(stream: Iterator[Loaded]) -> Iterator[Loaded]:
     """The stream, until a folder of images vanishes."""
     for loaded in stream:
         if loaded.gone:
-            said = "has vanished during the run; bring it back, then run the same command again to resume"
-            raise InputError(f"{loaded.gone}: {said}")
+            raise lost(loaded.gone)
         yield loaded
+
+
+def lost(folder: str) -> InputError:
+    remedy = "bring it back, then run the same command again to resume"
+    return InputError(f"{folder}: has vanished during the run; {remedy}")
 
 
 def as_jpeg(photo: Image.Image) -> bytes:

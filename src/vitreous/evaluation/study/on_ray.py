@@ -11,6 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from vitreous.evaluation.study.local import Tick, ignore
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.evaluation.study.shard import encode, run_shard
 from vitreous.evaluation.study.store import Store
-from vitreous.images.readers import Reader, in_threads, still_there
+from vitreous.images.readers import Reader, in_threads, lost, still_there, vanished
 from vitreous.models.model import Model
 
 AHEAD = 2  # shards that each actor has: it reads one while it computes the other
 RETRIES = 3  # times that a shard is computed again when its actor dies
 PATIENCE = 600  # seconds to wait for a worker when none is left
+CHANGED = ("changed", "changed")  # instead of stamps, and like none
 RESUME = "what is finished is stored, and the same command resumes it"
 
 
@@ -112,6 +114,7 @@ class Crew:
         self.away: dict[Any, int] = {}  # by the reference that is ready when the actor is back
         self.pending: dict[Any, tuple[int, Shard]] = {}
         self.deaths: Counter[int] = Counter()  # by shard
+        self.changed: dict[int, frozenset[int]] = {}  # places of images that have changed, by shard
 
     def feed(self) -> None:
         """Give every actor that is here the shards that it may have."""
@@ -120,7 +123,8 @@ class Crew:
             for actor in sorted(self.here):
                 if self.rest and has[actor] < most:
                     shard = self.rest.popleft()
-                    self.pending[self.actors[actor].run.remote(shard)] = actor, shard
+                    sent = marked(shard, self.changed.get(shard.number, frozenset()))
+                    self.pending[self.actors[actor].run.remote(sent)] = actor, shard
                     has[actor] += 1
 
     def next(self) -> tuple[Shard, bytes] | None:
@@ -133,10 +137,20 @@ class Crew:
             return None
         actor, shard = self.pending.pop(ready[0])
         try:
-            return shard, received(self.ray, ready[0])
+            content = received(self.ray, ready[0])
         except self.ray.exceptions.RayActorError as error:
             self.miss(actor, shard, error)
             return None
+        return (shard, content) if self.unchanged(shard) else None
+
+    def unchanged(self, shard: Shard) -> bool:
+        """Are these rows of the planned images? If not they are asked for again, with a reason for the changed ones."""
+        found = changes(shard)
+        if found <= self.changed.get(shard.number, frozenset()):
+            return True
+        self.changed[shard.number] = found
+        self.rest.appendleft(shard)
+        return False
 
     def miss(self, actor: int, shard: Shard, error: Exception) -> None:
         """An actor died over a shard: another gets it, and this one is waited for."""
@@ -159,6 +173,26 @@ class Crew:
         except self.ray.exceptions.RayActorError as error:
             if not self.here and not self.away:
                 raise ModelError(f"every Ray worker died ({one_line(error, 120)}); {RESUME}") from None
+
+
+def changes(shard: Shard) -> frozenset[int]:
+    """The places of images that have changed since the study was planned.
+
+    This is seen here, not by the workers: their machines may have copies of the images, written at other times.
+    """
+    found = []
+    for place, sample in enumerate(shard.samples):
+        if sample.seen is not None and sample.stamps != sample.seen:
+            found.append(place)
+            if gone := vanished(sample):
+                raise lost(gone)
+    return frozenset(found)
+
+
+def marked(shard: Shard, changed: frozenset[int]) -> Shard:
+    """A shard as it is sent: only of the changed images it is known how they were."""
+    stamps = (CHANGED if place in changed else None for place in range(len(shard)))
+    return replace(shard, samples=tuple(replace(sample, seen=seen) for sample, seen in zip(shard.samples, stamps)))
 
 
 def received(ray: Any, reference: Any) -> bytes:
