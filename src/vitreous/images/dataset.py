@@ -13,7 +13,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class Sample:
     name: str
     label: int | str | None = None  # a class number, or a name that is yet to be found in the model
     mask: Path | Box | Stored | None = None
+    seen: tuple[str, str] | None = field(default=None, repr=False, compare=False)  # stamps when a study was planned
 
     def open(self, channels: int = 3) -> pictures.Picture:
         return pictures.read(self.image, channels=channels)
@@ -47,6 +48,16 @@ class Sample:
     def stamp(self) -> str:
         """Cheap to compute; changes when the image may have changed."""
         return stamp_of(self.image)
+
+    @property
+    def stamps(self) -> tuple[str, str]:
+        """Those of the image and of its mask."""
+        return self.stamp, stamp_of(self.mask)
+
+    @property
+    def home(self) -> Path | None:
+        """The folder or file that holds the image."""
+        return self.image.home if isinstance(self.image, Stored) else self.image.parent
 
 
 @dataclass(frozen=True)
@@ -71,8 +82,13 @@ class Data:
         """A hash of images, names, labels, masks and their order; independent of where the folder is."""
         seen = hashlib.blake2b(digest_size=8)
         for sample in self.samples:
-            seen.update(repr((sample.name, sample.label, stamp_of(sample.mask), sample.stamp)).encode())
+            image, mask = sample.seen or sample.stamps
+            seen.update(repr((sample.name, sample.label, mask, image)).encode())
         return seen.hexdigest()
+
+    def stamped(self) -> Data:
+        """The same images, which know how they were, so that a change on the way is noticed."""
+        return replace(self, samples=tuple(replace(sample, seen=sample.stamps) for sample in self.samples))
 
     def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
         """The first `limit` images, or `sample` random ones; the order stays."""

@@ -28,6 +28,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.files import MISSING
 from vitreous.errors import InputError, one_line
 from vitreous.images.dataset import Sample
 from vitreous.images.masks import Mask, read_mask
@@ -64,6 +65,7 @@ class Loaded:
     failed: dict[int, str] = field(default_factory=dict)  # images that cannot be used
     lost_masks: dict[int, str] = field(default_factory=dict)
     photos: dict[int, bytes] = field(default_factory=dict)  # of the images in `shown`, what the model sees, as JPEG
+    gone: str = ""  # a folder of images that has vanished: no reason of one image, the whole study has to stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,7 @@ class Reader:
                 sizes[tuple(image.shape)].append((number, image, mask))
             except InputError as error:
                 found.failed[number] = str(error)
+                found.gone = found.gone or vanished(self.samples[number])
             except Exception as error:  # a user's own preprocessing may raise anything
                 name = self.samples[number].name
                 found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
@@ -114,9 +117,30 @@ class Reader:
             except InputError as error:
                 found.lost_masks[number] = str(error)
                 mask = None
+        if sample.seen is not None and sample.stamps != sample.seen:  # before it was read, or meanwhile
+            raise InputError(f"{sample.image}: has changed since the study was begun; run it again on the new images")
         if number in self.shown:
             found.photos[number] = as_jpeg(self.preprocess.view(picture.image))
         return image, mask
+
+
+def vanished(sample: Sample) -> str:
+    """The folder or archive of an image, if it was there when the study was begun and is no more."""
+    was_there = sample.seen is not None and not sample.seen[0].startswith(MISSING)
+    return str(sample.home) if was_there and sample.home is not None and not sample.home.exists() else ""
+
+
+def still_there(stream: Iterator[Loaded]) -> Iterator[Loaded]:
+    """The stream, until a folder of images vanishes."""
+    for loaded in stream:
+        if loaded.gone:
+            raise lost(loaded.gone)
+        yield loaded
+
+
+def lost(folder: str) -> InputError:
+    remedy = "bring it back, then run the same command again to resume"
+    return InputError(f"{folder}: has vanished during the run; {remedy}")
 
 
 def as_jpeg(photo: Image.Image) -> bytes:

@@ -13,7 +13,7 @@ import pyarrow
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.evaluation.study.shard import run_shard
 from vitreous.evaluation.study.store import Store
-from vitreous.images.readers import Loaded, Reader, in_processes, sent, usual_workers
+from vitreous.images.readers import Loaded, Reader, in_processes, sent, still_there, usual_workers
 from vitreous.models.model import Model
 
 Tick = Callable[[int], None]
@@ -54,7 +54,7 @@ def compute(
     each = [numbers for mine in groups for numbers in mine]
     if len(each) <= 1:
         count = 0  # a process would take longer to start than to read a batch
-    stream = told(sent(in_processes(reader, each, count), model.device), each, tick)
+    stream = told(sent(still_there(in_processes(reader, each, count)), model.device), each, tick)
     for shard, mine in zip(shards, groups):
         yield shard, run_shard(recipe, model, shard, islice(stream, len(mine)))
 
