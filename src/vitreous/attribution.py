@@ -167,7 +167,7 @@ class Attribution:
         return file
 
     def log(self, writer: Any, name: str | None = None, step: int | None = None, *, most: int = 8) -> None:
-        """Log figures and numbers of the first maps to TensorBoard, Weights & Biases or MLflow; `name` leads the tags."""
+        """Log figures and numbers of the first maps to TensorBoard, Weights & Biases or MLflow, under `name`."""
         from vitreous.plot.logged import log
 
         log(self, [self[i] for i in range(min(len(self), most))], writer, name or self.method, step)

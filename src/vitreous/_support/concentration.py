@@ -17,7 +17,8 @@ def entropy(values: Values) -> Numbers:
     size = values.abs()
     total = size.sum(1, keepdim=True)
     share = torch.where(total > 0, size / total, 1 / size.shape[1])
-    return torch.special.entr(share).sum(1) / max(math.log(size.shape[1]), 1e-12)
+    spread: Tensor = torch.special.entr(share).sum(1)
+    return spread / max(math.log(size.shape[1]), 1e-12)
 
 
 def gini(values: Values) -> Numbers:

@@ -34,10 +34,10 @@ def trainer_callback(
 
     `Trainer(…, callbacks=[vitreous.trainer_callback("photos/", "gae", every_steps=100)])`
 
-    Parameters are those of `lightning_callback`. `preprocess`: by default the Trainer's `processing_class`, else that of
-    the model. `writer`: where numbers and images go, as for `Attribution.log`; by default what the Trainer reports to:
-    TensorBoard (a run of its own in `folder`), Weights & Biases, MLflow. maps.csv and maps.png are written to `folder`,
-    by default vitreous/ in the output folder.
+    Parameters are those of `lightning_callback`. `preprocess`: by default the Trainer's `processing_class`, else that
+    of the model. `writer`: where numbers and images go, as for `Attribution.log`; by default what the Trainer reports
+    to: TensorBoard (a run of its own in `folder`), Weights & Biases, MLflow. maps.csv and maps.png are written to
+    `folder`, by default vitreous/ in the output folder.
     """
     watch = Watch(
         *(images, method, target, options),
@@ -99,7 +99,7 @@ def reported(names: Sequence[str], folder: Path) -> list[Sink]:
     if "tensorboard" in names:
         from torch.utils.tensorboard import SummaryWriter
 
-        found.append(TensorBoard(SummaryWriter(str(folder))))  # type: ignore[no-untyped-call]
+        found.append(TensorBoard(SummaryWriter(str(folder))))
     if "wandb" in names and (run := getattr(sys.modules.get("wandb"), "run", None)) is not None:
         found.append(WandB(run, "train/global_step"))
     mlflow = sys.modules.get("mlflow")

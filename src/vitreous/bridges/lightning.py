@@ -1,4 +1,4 @@
-"""A callback for Lightning, whichever of its two packages is in use; neither is imported before the callback is made."""
+"""A callback for Lightning, for the one of its two packages that is in use; neither is imported before that."""
 
 from __future__ import annotations
 

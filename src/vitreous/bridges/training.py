@@ -1,7 +1,7 @@
 """Explain the same images again and again while a network is trained, and measure how their maps move.
 
-What the callbacks for Lightning and the Hugging Face Trainer have in common. Training is not disturbed: modes, gradients,
-random numbers, autocast and device are afterwards as before.
+What the callbacks for Lightning and the Hugging Face Trainer have in common. Training is not disturbed: modes,
+gradients, random numbers, autocast and device are afterwards as before.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from torch import Tensor, nn
 from vitreous._support.concentration import entropy, gini
 from vitreous._support.files import write_whole
 from vitreous._support.writers import Sink
-from vitreous.api import Trace, explain
+from vitreous.api import explain
 from vitreous.attribution import Attribution
 from vitreous.declaration import ConfiguredMethod
 from vitreous.errors import OptionError, explained
 from vitreous.images import pictures
 from vitreous.metrics.correlation import rank_correlation
 from vitreous.models.model import Model, unwrap
-from vitreous.models.output import Meaning
-from vitreous.plot.film import film_figure, row_of_maps
 from vitreous.plot.figure import png_bytes
+from vitreous.plot.film import film_figure, row_of_maps
 from vitreous.plot.logged import finite, mean, unique
 from vitreous.trace.apply import find_method
-from vitreous.types import Scores
 
 FOLDER, TABLE, STRIP = "vitreous", "maps.csv", "maps.png"
 KEPT = 16  # at least so many looks are kept for the strip, twice as many at most
@@ -51,7 +49,8 @@ class Row:
     epoch: float
     image: str
     target: str | None
-    share: float  # the probability of the target; NaN if it is not a class
+    label: str | None
+    share: float  # the probability of the target, or its value; NaN if it is not a class
     with_previous: float  # rank correlation with the map of the step before; NaN at the first
     with_first: float
     entropy: float
@@ -115,16 +114,16 @@ class Watch:
     def look(self, owner: nn.Module, step: int, epoch: float, sinks: Sequence[Sink], folder: Path) -> None:
         """Explain the images, send the numbers and keep them; what goes wrong is a warning, as training goes on."""
         try:
-            found, shares = self.explained(owner)
-            rows = self.measured(found, shares, step, epoch)
+            found = self.explained(owner)
+            rows = self.measured(found, step, epoch)
             self.note(rows, found)
             self.send(rows, found, step, sinks)
             self.write_table(folder)
         except Exception as error:
             warnings.warn(f"vitreous: no maps at step {step} ({explained(error)})", RuntimeWarning, stacklevel=2)
 
-    def explained(self, owner: nn.Module) -> tuple[Attribution, Scores]:
-        """The maps by the present weights, and the probability of each target."""
+    def explained(self, owner: nn.Module) -> Attribution:
+        """The maps by the present weights; what was found out about the network before is forgotten."""
         refuse_sharded(owner)
         if self.model is None:
             self.model = Model(network_of(owner, self.network), self.preprocess, self.labels)
@@ -137,15 +136,15 @@ class Watch:
             if found.targets[0] is not None and (self.target is None or str(self.target).startswith("top-")):
                 self.target = list(found.targets)  # the class that was best at first, whatever is best later
             self.method = self.method or found.method
-            shares = probabilities(self.model, self.images, found)
             self.model.forget()
-        return found, shares
+        return found
 
-    def measured(self, found: Attribution, shares: Scores, step: int, epoch: float) -> list[Row]:
+    def measured(self, found: Attribution, step: int, epoch: float) -> list[Row]:
         maps = found.map.detach().float().cpu()
         unknown = torch.full((len(maps),), torch.nan)
+        shares = [torch.nan if share is None else share for share in found.probabilities]
         numbers = [
-            shares,
+            torch.tensor(shares) if shares else unknown,
             unknown if self.previous is None else rank_correlation(maps, self.previous),
             unknown if self.first is None else rank_correlation(maps, self.first),
             entropy(maps.flatten(1)),
@@ -154,8 +153,9 @@ class Watch:
         columns = torch.stack([each.float().cpu() for each in numbers], 1).tolist()
         self.first = maps if self.first is None else self.first
         self.previous = maps
-        named = zip(found.names, found.targets, columns)
-        return [Row(step, epoch, image, target, *values) for image, target, values in named]
+        labels = found.labels or (None,) * len(maps)
+        each = zip(found.names, found.targets, labels, columns)
+        return [Row(step, epoch, image, target, label, *values) for image, target, label, values in each]
 
     def note(self, rows: list[Row], found: Attribution) -> None:
         """Keep the table, and of the maps every second, every fourth, … of a long training."""
@@ -220,16 +220,6 @@ def refuse_sharded(net: nn.Module) -> None:
     split = any(hasattr(p, "ds_id") or hasattr(p, "placements") for p in net.parameters())
     if split or any(type(module).__name__ == "FullyShardedDataParallel" for module in net.modules()):
         raise OptionError("the weights are divided among processes (FSDP, ZeRO-3); explain a saved checkpoint instead")
-
-
-def probabilities(model: Model, images: Any, found: Attribution) -> Scores:
-    """The probability of each image's target; NaN for what is not a class."""
-    shares = torch.full((len(found),), torch.nan)
-    for i, told in enumerate(found.targets):
-        if told is not None and told.isdigit() and model.meaning is not Meaning.VALUE:
-            output = Trace(model, images[i : i + 1]).output
-            shares[i] = model.meaning.probabilities(output.detach().float())[0, int(told)].cpu()
-    return shares
 
 
 @contextmanager
