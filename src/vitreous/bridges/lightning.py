@@ -14,9 +14,10 @@ from torch import nn
 from vitreous._support.writers import MLflow, Sink, TensorBoard, WandB, can
 from vitreous.bridges.training import Due, Watch
 from vitreous.declaration import ConfiguredMethod
-from vitreous.errors import ModelError
+from vitreous.errors import ModelError, OptionError
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+WITHOUT_FORWARD = ("lightning", "pytorch_lightning", "torch")  # whose `forward` only says that there is none
 
 
 def lightning_callback(
@@ -40,7 +41,8 @@ def lightning_callback(
     `images`: a folder, or what `explain` takes. `method`, `target` and further options: as for `explain`; by default
     each image keeps the class that was best at first. `every_steps`, `every_epochs`: how often, by default after every
     epoch; also before the first step and after the last. `network`: the attribute of the LightningModule that is the
-    network, or a function of the module; by default its own `forward`. `preprocess`, `labels`: as for `Model`.
+    network, or a function of the module; by default the module if it defines `forward`, else its only part with
+    weights. `preprocess`, `labels`: as for `Model`; by default those of the network.
 
     Every logger of the trainer gets, for each image: the probability of the target, the rank correlation of the map
     with the previous and with the first one, entropy and Gini index, and an image of the maps (`name` leads the tags,
@@ -50,7 +52,7 @@ def lightning_callback(
     """
     watch = Watch(
         *(images, method, target, options),
-        network=network,
+        network=usual_network if network is None else network,
         preprocess=preprocess,
         labels=labels,
         name=name,
@@ -93,6 +95,18 @@ class Hooks:
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         self.watch.end()
+
+
+def usual_network(module: nn.Module) -> nn.Module:
+    """The module itself if it has a `forward` of its own, else its only part with weights."""
+    defines = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    if defines.__module__.partition(".")[0] not in WITHOUT_FORWARD:
+        return module
+    parts = {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
+    if len(parts) != 1:
+        held = f"has no forward, and {len(parts) or 'no'} parts with weights{': ' if parts else ''}{', '.join(parts)}"
+        raise OptionError(f"{type(module).__name__} {held}; say which is the network: network=…")
+    return next(iter(parts.values()))
 
 
 def joined(watch: Watch, due: Due) -> Any:

@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous._support.concentration import entropy, gini
 from vitreous._support.files import write_whole
 from vitreous._support.writers import Sink
 from vitreous.api import explain
@@ -33,7 +32,7 @@ from vitreous.metrics.correlation import rank_correlation
 from vitreous.models.model import Model, unwrap
 from vitreous.plot.figure import png_bytes
 from vitreous.plot.film import film_figure, row_of_maps
-from vitreous.plot.logged import finite, mean, unique
+from vitreous.plot.logged import finite, mean, numbers, unique
 from vitreous.trace.apply import find_method
 
 FOLDER, TABLE, STRIP = "vitreous", "maps.csv", "maps.png"
@@ -114,11 +113,12 @@ class Watch:
     def look(self, owner: nn.Module, step: int, epoch: float, sinks: Sequence[Sink], folder: Path) -> None:
         """Explain the images, send the numbers and keep them; what goes wrong is a warning, as training goes on."""
         try:
-            found = self.explained(owner)
-            rows = self.measured(found, step, epoch)
-            self.note(rows, found)
-            self.send(rows, found, step, sinks)
-            self.write_table(folder)
+            with undisturbed(next(owner.parameters()).device):
+                found = self.explained(owner)
+                rows = self.measured(found, step, epoch)
+                self.note(rows, found)
+                self.send(rows, found, step, sinks)
+                self.write_table(folder)
         except Exception as error:
             warnings.warn(f"vitreous: no maps at step {step} ({explained(error)})", RuntimeWarning, stacklevel=2)
 
@@ -130,32 +130,28 @@ class Watch:
             if not isinstance(self.images, Tensor):
                 listed = pictures.as_list(self.images, self.model.channels)
                 self.images = [pictures.read(one, i, self.model.channels) for i, one in enumerate(listed)]
-        with undisturbed(self.model):
-            self.model.forget()
-            found = explain(self.model, self.images, self.method, self.target, **self.options)
-            if found.targets[0] is not None and (self.target is None or str(self.target).startswith("top-")):
-                self.target = list(found.targets)  # the class that was best at first, whatever is best later
-            self.method = self.method or found.method
-            self.model.forget()
+        self.model.forget()
+        found = explain(self.model, self.images, self.method, self.target, **self.options)
+        self.model.forget()
+        if found.targets[0] is not None and (self.target is None or str(self.target).startswith("top-")):
+            self.target = list(found.targets)  # the class that was best at first, whatever is best later
+        self.method = self.method or found.method
         return found
 
     def measured(self, found: Attribution, step: int, epoch: float) -> list[Row]:
         maps = found.map.detach().float().cpu()
         unknown = torch.full((len(maps),), torch.nan)
-        shares = [torch.nan if share is None else share for share in found.probabilities]
-        numbers = [
-            torch.tensor(shares) if shares else unknown,
-            unknown if self.previous is None else rank_correlation(maps, self.previous),
-            unknown if self.first is None else rank_correlation(maps, self.first),
-            entropy(maps.flatten(1)),
-            gini(maps.flatten(1)),
-        ]
-        columns = torch.stack([each.float().cpu() for each in numbers], 1).tolist()
+        known = {
+            "share": unknown.tolist(),
+            **numbers(found),
+            "with_previous": (unknown if self.previous is None else rank_correlation(maps, self.previous)).tolist(),
+            "with_first": (unknown if self.first is None else rank_correlation(maps, self.first)).tolist(),
+        }
         self.first = maps if self.first is None else self.first
         self.previous = maps
         labels = found.labels or (None,) * len(maps)
-        each = zip(found.names, found.targets, labels, columns)
-        return [Row(step, epoch, image, target, label, *values) for image, target, label, values in each]
+        each = zip(found.names, found.targets, labels, *(known[key] for key in NUMBERS))
+        return [Row(step, epoch, *values) for values in each]
 
     def note(self, rows: list[Row], found: Attribution) -> None:
         """Keep the table, and of the maps every second, every fourth, … of a long training."""
@@ -223,9 +219,9 @@ def refuse_sharded(net: nn.Module) -> None:
 
 
 @contextmanager
-def undisturbed(model: Model) -> Iterator[None]:
+def undisturbed(device: torch.device) -> Iterator[None]:
     """Full precision, gradients on, and every random generator afterwards as before."""
-    device, others = model.device, (random.getstate(), np.random.get_state())
+    others = random.getstate(), np.random.get_state()
     cuda = [device.index or 0] if device.type == "cuda" else []
     try:
         with (

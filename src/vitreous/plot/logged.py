@@ -17,6 +17,7 @@ from vitreous.errors import OptionError
 from vitreous.plot.explained import Explained
 from vitreous.plot.figure import attribution_figure, png_bytes
 
+MEASURED = {"entropy": entropy, "gini": gini}
 SMALLER = 2  # a figure for print has this many times the pixels that a page of charts shows
 
 
@@ -35,7 +36,8 @@ def log(whole: Explained, parts: Sequence[Explained], writer: Any, name: str, st
 def numbers(explained: Explained) -> dict[str, list[float]]:
     """Of each map: entropy and Gini index of its values, and the probability of its target where that is known."""
     values = explained.map.detach().float().flatten(1)
-    found = {"entropy": entropy(values).tolist(), "gini": gini(values).tolist()}
+    broken = ~values.isfinite().all(1)
+    found = {key: of(values).masked_fill(broken, torch.nan).tolist() for key, of in MEASURED.items()}
     known = getattr(explained, "probabilities", None) or ()
     return found | ({"share": [torch.nan if p is None else float(p) for p in known]} if any(known) else {})
 
