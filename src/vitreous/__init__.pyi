@@ -19,6 +19,7 @@ from .declaration import ConfiguredMethod as ConfiguredMethod
 from .errors import CaptureError as CaptureError
 from .errors import EmptyMap as EmptyMap
 from .errors import InputError as InputError
+from .errors import InputWarning as InputWarning
 from .errors import ModelError as ModelError
 from .errors import ModelWarning as ModelWarning
 from .errors import OptionError as OptionError

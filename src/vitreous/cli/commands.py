@@ -129,6 +129,9 @@ def advise(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also try methods that cost a hundred forward passes and more.")
     ] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Measure every contender on every image, not in stages.")
+    ] = False,
     choice: Choice,
     out: OutIfAny = None,
     as_json: AsJson = False,
@@ -144,6 +147,7 @@ def advise(
             methods=methods,
             target=target,
             thorough=thorough,
+            exhaustive=exhaustive,
             choice=choice,
             out=out,
             as_json=as_json,

@@ -113,6 +113,7 @@ class Board:
         self.values = np.full((len(self.methods), len(self.metrics), len(data)), np.nan)
         self.seconds = np.full((len(self.methods), len(data)), np.nan)
         self.measured = np.zeros((len(self.methods), len(data)), dtype=bool)
+        self.wanted = np.ones_like(self.measured)  # which methods are to measure which images
         self.targets: dict[int, str] = {}
         self.best: dict[int, int] = {}  # the model's own classes
         self.skipped: dict[int, str] = {}  # images that cannot be used
@@ -130,9 +131,9 @@ class Board:
 
     @property
     def finished(self) -> bool:
-        """Whether every readable image has been measured."""
+        """Whether every readable image has been measured, by the methods that were to measure it."""
         readable = [number for number in range(len(self.data)) if number not in self.skipped]
-        return bool(self.measured[:, readable].all())
+        return not (self.wanted & ~self.measured)[:, readable].any()
 
     def summary(self) -> Summary:
         """Means, intervals, ranks and verdicts of what has been measured so far."""

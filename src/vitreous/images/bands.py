@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from vitreous.errors import InputError, OptionError, one_line
+from vitreous.errors import InputError, InputWarning, OptionError, one_line, warn_caller
 
 ARRAYS = frozenset({".npy", ".npz"})
 KEY = "image"  # of the array in an .npz file with several
@@ -139,7 +139,15 @@ def checked(array: np.ndarray, name: str) -> Bands:
         raise InputError(f"{name}: it is not known which values of {array.dtype} are black and white; {remedy}")
     if not np.isfinite(array).all():
         raise InputError(f"{name}: contains NaN or infinite values; replace them first")
+    if array.shape[2] != 3 and looks_like_8_bits(array):
+        said = "floats are taken for values in 0…1, these are whole numbers in 0…255"
+        warn_caller(f"{name}: {said}; give uint8, or divide them by 255", InputWarning)
     return Bands(array.astype(np.float32, copy=False))
+
+
+def looks_like_8_bits(array: np.ndarray) -> bool:
+    """Whether floats are whole numbers in 0…255, and not only a few small ones."""
+    return bool(0 <= array.min() < array.max() <= 255 and array.max() > 10 and (array == array.round()).all())
 
 
 def count(channels: int) -> str:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.words import plain
 from vitreous.errors import InputError, nearest
 from vitreous.images import pictures
 from vitreous.images import preprocess as steps_of
@@ -70,16 +71,16 @@ def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
     if known is None and len(names) == 1:
         raise InputError(f"{root}: has a single class, {names[0]}; a classifier needs two or more sub-folders")
     classes = tuple(names if known is None else known)
+    number = {plain(name): i for i, name in enumerate(classes)} | {name: i for i, name in enumerate(classes)}
     for name in names:
-        if name not in classes:
+        if name not in number and plain(name) not in number:
             raise InputError(f"{root / name}: the probe has no class of this name{nearest(name, classes)}")
     found = {name: images_in(root / name) for name in names}
     empty = [name for name, files in found.items() if not files]
     if empty:
         some = ", ".join(empty[:5]) + (" …" if len(empty) > 5 else "")
         raise InputError(f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {some}")
-    number = {name: i for i, name in enumerate(classes)}
-    pairs = [(file, number[name]) for name, files in found.items() for file in files]
+    pairs = [(file, number.get(name, number.get(plain(name), -1))) for name, files in found.items() for file in files]
     return ImageFolder(root, classes, tuple(file for file, _ in pairs), tuple(label for _, label in pairs))
 
 

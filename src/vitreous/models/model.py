@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ class Model:
 
     def _usual_preprocess(self) -> Preprocess:
         try:
-            return self.library.preprocess(self.module)
+            return preprocess.said_if_assumed(self.library.preprocess(self.module), self.name)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             said = f"{self.name}: its usual preprocessing cannot be made ({one_line(error, 120)})"
             raise ModelError(f"{said}; give one, Model(net, preprocess=…), or float tensors [B, 3, H, W]") from error
@@ -224,8 +225,12 @@ class Model:
             said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
             count = f" of {self.channels} channels" if images.ndim == 4 else ""
             raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
+        look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
-            refuse_infinite(images.sum())
+            preprocess.refuse_infinite(images.sum(dtype=torch.float64))
+            look()
+        elif not capturing(images):  # once, as it waits for the GPU
+            self.facts.find("range of an image on the GPU", look)
         return images
 
     def takes(self, images: Tensor) -> bool:
@@ -325,11 +330,6 @@ def unwrap(net: nn.Module) -> nn.Module:
 def capturing(images: Tensor) -> bool:
     """Is a graph being recorded, so that nothing may be asked of the GPU?"""
     return images.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def refuse_infinite(total: Tensor) -> None:
-    if not total.isfinite():
-        raise InputError("the image tensor contains NaN or infinite values")
 
 
 def later(value: Tensor) -> Callable[[], Tensor]:
