@@ -72,6 +72,24 @@ def pearson(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(varied, np.clip(r, -1, 1), np.nan))
 
 
+def otsu(values: Float[np.ndarray, "S n"]) -> tuple[Float[np.ndarray, "S"], Float[np.ndarray, "S"]]:
+    """Part each series into two classes: the share of its variance that lies between them, and the value between them.
+
+    max_t w₀·w₁·(μ₀ − μ₁)² / σ²; 0 where all values are the same
+    """
+    rising = np.sort(values.astype(np.float64), 1)
+    n = rising.shape[1]
+    below = np.arange(1, n)
+    sums = rising.cumsum(1)
+    low, high = sums[:, :-1] / below, (sums[:, -1:] - sums[:, :-1]) / (n - below)
+    between = below / n * (1 - below / n) * (high - low) ** 2
+    whole = rising.var(1)
+    share = np.where(whole > 0, between.max(1, initial=0) / np.maximum(whole, 1e-300), 0)
+    last = between.argmax(1) if n > 1 else np.zeros(len(rising), np.int64)
+    rows = np.arange(len(rising))
+    return share, (rising[rows, last] + rising[rows, np.minimum(last + 1, n - 1)]) / 2
+
+
 @dataclass(frozen=True, eq=False)
 class Summary:
     """Methods × metrics: means with intervals, gains over the control with intervals, ranks."""
