@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitreous._support.files import FIGURES, write_whole
+from vitreous._support.marks import pixels, vectors
 from vitreous.errors import InputError, OptionError
 from vitreous.plot.explained import Explained
 from vitreous.plot.panel import (
@@ -283,17 +284,19 @@ def png_bytes(figure: Figure) -> bytes:
     return rendered(figure, "png")
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
+def rendered(figure: Figure, kind: str, told: Mapping[str, Any] | None = None) -> bytes:
     """The whole sheet, whatever the user's matplotlib settings say about saving."""
     buffer = io.BytesIO()
     whole = figure.bbox_inches
-    figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", bbox_inches=whole, transparent=False)
+    drawn = kind in ("svg", "pdf")
+    mark: dict[str, Any] = {"metadata": vectors(kind, told)} if drawn else {"pil_kwargs": pixels(kind, told)}
+    figure.savefig(buffer, format=kind, dpi=DPI, facecolor="white", bbox_inches=whole, transparent=False, **mark)
     return buffer.getvalue()
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure to a file, atomically."""
+def save_figure(figure: Figure, path: Path, told: Mapping[str, Any] | None = None) -> None:
+    """Write a figure to a file, atomically; `told` is what the file says of what made it."""
     path = Path(path)
     if path.suffix.lower() not in FIGURES:
         raise OptionError(f"{path}: cannot draw a {path.suffix or 'file without ending'}; use {', '.join(FIGURES)}")
-    write_whole(path, rendered(figure, path.suffix.lower().removeprefix(".")))
+    write_whole(path, rendered(figure, path.suffix.lower().removeprefix("."), told))
