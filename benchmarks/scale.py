@@ -162,7 +162,9 @@ def step_report(given: argparse.Namespace) -> str:
 
 def step_resume(given: argparse.Namespace) -> str:
     """The same command again, with nothing left to do."""
-    study = vitreous.run_study(given.kind, given.data, weights_of(given), given.folder + "/" + given.kind, **asked(given))
+    study = vitreous.run_study(
+        given.kind, given.data, weights_of(given), given.folder + "/" + given.kind, **asked(given)
+    )
     return repr(study)
 
 
@@ -198,7 +200,7 @@ def asked(given: argparse.Namespace) -> dict[str, Any]:
     return {"methods": METHODS.get(given.kind), "batch": 64}
 
 
-def planned_of(given: argparse.Namespace) -> tuple[Planned, Callable[[int], str]]:
+def planned_of(given: argparse.Namespace) -> tuple[Planned, Callable[[int], str | None]]:
     data = read_data(given.data)
     kind = make_kind(given.kind, METHODS.get(given.kind), None, {}, data, 0)
     choice = {"limit": None, "sample": None, "seed": 0}
@@ -227,14 +229,18 @@ def make_images(folder: Path, count: int) -> None:
 
 
 def make_table(images: Path, table: Path) -> None:
-    rows = [f"{images.name}/{folder.name}/{file},{folder.name}" for folder in images.iterdir() for file in os.listdir(folder)]
+    rows = [
+        f"{images.name}/{folder.name}/{file},{folder.name}"
+        for folder in images.iterdir()
+        for file in os.listdir(folder)
+    ]
     table.write_text("image,label\n" + "\n".join(rows) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-def write_shard(planned: Planned, store: Store, shard: Shard, label: Callable[[int], str]) -> None:
+def write_shard(planned: Planned, store: Store, shard: Shard, label: Callable[[int], str | None]) -> None:
     kind, chance = planned.recipe.kind, np.random.default_rng(shard.number)
     about, methods = planned.manifest["models"][0], list(kind.methods)
     count, each = len(shard), len(methods)
@@ -244,18 +250,26 @@ def write_shard(planned: Planned, store: Store, shard: Shard, label: Callable[[i
     words: dict[str, Any] = {
         "model": [about["name"]] * count * each,
         "image": [sample.name for sample in shard.samples for _ in methods],
+        "image_hash": [chance.bytes(32).hex() for _ in shard.samples for _ in methods],
         "label": labels,
         "class": [label(int(number)) for number in labels],
         "prediction": pa.array(np.repeat(guess, each), mask=broken),
         "asked": ["label" if kind.targeted else None] * count * each,
         "target": [str(number) if kind.targeted else None for number in labels],
+        "target_label": [label(int(number)) if kind.targeted else None for number in labels],
+        "probability": chance.random(len(labels)).astype(np.float32) if kind.targeted else [None] * len(labels),
         "method": methods * count,
         "error": ["it cannot be read, it may be truncated" if bad else None for bad in broken],
     }
     made = {**words, **own_columns(kind, about, chance, broken)}
     made |= arrays(kind, about, shard, chance, broken)
     schema = schema_of(kind)
-    columns = [pa.array(made[name], schema.field(name).type) if name in made else pa.nulls(len(broken), schema.field(name).type) for name in schema.names]
+    columns = [
+        pa.array(made[name], schema.field(name).type)
+        if name in made
+        else pa.nulls(len(broken), schema.field(name).type)
+        for name in schema.names
+    ]
     told = {"seconds": dict.fromkeys(methods, 1.0), "images": dict.fromkeys(methods, count), "told": {}}
     if kind.name == "leaderboard":
         at = np.linspace(0, 1, POINTS).tolist()
@@ -286,7 +300,9 @@ def own_columns(kind: Kind, about: dict[str, Any], chance: np.random.Generator, 
     return found
 
 
-def arrays(kind: Kind, about: dict[str, Any], shard: Shard, chance: np.random.Generator, broken: np.ndarray) -> dict[str, Any]:
+def arrays(
+    kind: Kind, about: dict[str, Any], shard: Shard, chance: np.random.Generator, broken: np.ndarray
+) -> dict[str, Any]:
     """Maps of every row where the kind stores them, photos and parts of the examples."""
     h, w = about["grid"]
     count, each = len(broken), len(kind.methods)

@@ -38,10 +38,10 @@ def sync(path: Path, how: int) -> None:
         os.close(handle)
 
 
-def stamp_file(path: Path) -> str:
+def stamp_file(path: str | Path) -> str:
     """A file's size and time of change."""
     try:
-        seen = path.stat()
+        seen = os.stat(path)
     except (OSError, ValueError):
         return "missing"
     return f"{seen.st_size} {seen.st_mtime_ns}"

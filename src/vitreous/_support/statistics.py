@@ -35,8 +35,8 @@ def resampled_means(
 ) -> Float[np.ndarray, "{times} S"]:
     """The mean of each series over the same resampled images, ignoring NaN.
 
-    Of more than 8,192 images, groups of as many images each, drawn at random, are resampled in their place: the sum of a
-    group varies as the sum of its images does, so the means vary alike.
+    Of more than 8,192 images, groups of as many images each, drawn at random, are resampled in their place: the sum of
+    a group varies as the sum of its images does, so the means vary alike.
     """
     filled, there = in_groups(values, seed)
     count = len(filled)

@@ -125,7 +125,7 @@ def correlation(scores: Stack, varied: There) -> Squares:
     shared = off @ off.transpose(0, 2, 1)
     size = np.sqrt(np.where(varied, np.diagonal(shared, axis1=1, axis2=2), np.nan))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.clip(shared / size[:, :, None] / size[:, None, :], -1, 1)
+        return np.asarray(np.clip(shared / size[:, :, None] / size[:, None, :], -1, 1))
 
 
 class Pooled:
