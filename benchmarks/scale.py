@@ -4,8 +4,9 @@ python benchmarks/scale.py FOLDER                              1.28 million rows
 python benchmarks/scale.py FOLDER --rows 200000 --kinds spread,cass
 python benchmarks/scale.py FOLDER --kinds plan --files 1000000 only the planning, of a folder and of a CSV
 
-FOLDER receives empty image files and generated stores: rows as the real writer stores them, with random values. Every
-step is measured in a process of its own: seconds, CPU seconds and the peak of its resident memory. No image is read.
+FOLDER receives generated stores (rows as the real writer stores them, with random values, of images that are but names)
+and, to be planned, empty image files. Every step is measured in a process of its own: seconds, CPU seconds and the peak
+of its resident memory.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from vitreous.evaluation.study.shard import schema_of
 from vitreous.evaluation.study.store import Store, circumstances, open_store
 from vitreous.images.dataset import Data, Sample, read_data
 from vitreous.images.readers import as_jpeg
+from vitreous.images.samples import Samples
 from vitreous.models.libraries import wordnet
 
 METHODS = {"maps": "attention,gae", "compare": None, "leaderboard": "gae,cdam"}
@@ -56,7 +58,7 @@ def main() -> None:
         make_images(images, given.files)
         make_table(images, table)
         for data in (images, table):
-            measure(given, "plan", "spread", data)
+            measure(given, "plan", "spread", str(data))
     for kind in kinds:
         if kind != "plan":
             on_kind(given, folder, kind)
@@ -74,24 +76,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, help="stop a step after so many seconds")
     parser.add_argument("--step", help="run one step and print what it took")
     parser.add_argument("--kind", default="spread")
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", default="", help="of a step: what is planned, or how many images")
     return parser.parse_args()
 
 
 def on_kind(given: argparse.Namespace, folder: Path, kind: str) -> None:
     nothing = Data("", (Sample(Path("0"), "0"),))
     methods = len(make_kind(kind, METHODS.get(kind), None, {}, nothing, 0).methods)
-    data = folder / f"images-{given.rows // methods}"
-    make_images(data, given.rows // methods)
+    images = str(given.rows // methods)
     if not (folder / kind).is_dir():
-        measure(given, "write", kind, data)
+        measure(given, "write", kind, images)
     for step in given.steps.split(","):
-        measure(given, step, kind, data)
+        measure(given, step, kind, images)
 
 
-def measure(given: argparse.Namespace, step: str, kind: str, data: Path) -> None:
+def measure(given: argparse.Namespace, step: str, kind: str, data: str) -> None:
     """One step in a process of its own."""
-    command = [sys.executable, __file__, given.folder, "--step", step, "--kind", kind, "--data", str(data)]
+    command = [sys.executable, __file__, given.folder, "--step", step, "--kind", kind, "--data", data]
     begun = time.perf_counter()
     try:
         ran = subprocess.run(
@@ -201,11 +202,19 @@ def asked(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def planned_of(given: argparse.Namespace) -> tuple[Planned, Callable[[int], str | None]]:
-    data = read_data(given.data)
+    data = names(given)
     kind = make_kind(given.kind, METHODS.get(given.kind), None, {}, data, 0)
     choice = {"limit": None, "sample": None, "seed": 0}
     planned, model = plan(kind, [weights_of(given)], data, [None], batch=64, choice=choice)
     return planned, model.label
+
+
+def names(given: argparse.Namespace) -> Data:
+    """As many images as the store has, named as ImageNet's are."""
+    classes, count = sorted(wordnet()), int(given.data)
+    each = [(name, i) for c, name in enumerate(classes) for i in range(c, count, len(classes))]
+    files = [f"{name}/{name}_{i:07d}.JPEG" for name, i in each]
+    return Data("images", Samples(files, "images", labels=[name for name, _ in each]))
 
 
 def weights_of(given: argparse.Namespace) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 FIGURES = "figures"
 INCH = 120  # pixels of an inch of a figure
-FAILURES = 50  # that are named on the page
+FAILURES, LISTED = 50, 1000  # that are named on the page, and in findings.json
 
 
 def write_report(study: Study, out: Path | None = None, found: dict[str, Findings] | None = None) -> list[Path]:
@@ -45,11 +46,13 @@ def file_name(chart: Chart, model: str) -> str:
 
 
 def as_json(study: Study, found: dict[str, Findings]) -> dict[str, Any]:
-    """Everything the page says, as JSON."""
+    """Everything the page says, as JSON; of many failures, the first and their number."""
+    failed = study.failed()
     return {
         "study": study.manifest,
         "finished": study.finished,
-        "failed": study.failed(),
+        "failed": dict(islice(failed.items(), LISTED)),
+        "images_failed": len(failed),
         "models": {
             name: {"lead": one.lead, "told": list(one.told), "numbers": plain(one.numbers)}
             for name, one in found.items()

@@ -20,7 +20,7 @@ from vitreous.images.samples import Samples
 if TYPE_CHECKING:
     import pyarrow
 
-KEYS = ("image", "prediction", "asked", "method", "error", "missing")
+KEYS = ("image", "prediction", "asked", "method", "error")
 NONE = -1  # no class
 
 

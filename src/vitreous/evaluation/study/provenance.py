@@ -16,24 +16,25 @@ from vitreous.registry import METHODS
 if TYPE_CHECKING:
     from vitreous.evaluation.study.read import Study
 
-KEYS = ("image", "method", "target")
-
 
 def find_row(
     study: Study, image: str | Mapping[str, Any], method: str | None, target: str | None, arrays: bool
 ) -> dict[str, Any]:
     """The only row of an image, a method and a target; of several, one has to be chosen."""
-    wanted: dict[str, Any] = dict(image) if isinstance(image, Mapping) else {"image": image}
-    wanted |= {name: value for name, value in (("method", method), ("target", target)) if value is not None}
+    wanted: dict[str, Any] = {"image": image} if isinstance(image, str) else dict(image)
+    wanted |= {} if method is None else {"method": method}
     if "image" not in wanted:
         raise OptionError("the row names no image; give a row of to_pandas() or iter_maps(), or the name of an image")
-    found = [row for row in study.rows(wanted["image"], arrays=arrays) if matches(row, wanted)]
+    rows = study.rows(wanted["image"], arrays=arrays)
+    found = [row for row in rows if matches(row, wanted) and target in (None, row["target"], row["asked"])]
     if not found:
-        said = ", ".join(f"{name} {wanted[name]}" for name in KEYS if known(wanted.get(name)))
-        raise InputError(f"{study.folder}: has no row of {said}{unknown(study, wanted)}")
-    if len(found) > 1:
-        each = ", ".join(dict.fromkeys(f"{row['method']} for {row['target']} of {row['model']}" for row in found))
-        raise OptionError(f"{wanted['image']} has several rows ({each}); choose a method, a target, or study.of(MODEL)")
+        said = ", ".join(f"{name} {wanted[name]}" for name in ("image", "method") if known(wanted.get(name)))
+        aim = "" if target is None else f", target {target}"
+        raise InputError(f"{study.folder}: has no row of {said}{aim}{unknown(study, wanted)}")
+    each = dict.fromkeys(f"{row['method']} for {row['target']} of {row['model']}" for row in found)
+    if len(each) > 1:
+        said = ", ".join(each)
+        raise OptionError(f"{wanted['image']} has several rows ({said}); choose a method, a target, or study.of(MODEL)")
     return found[0]
 
 

@@ -252,7 +252,8 @@ class Study:
     ) -> dict[str, Any]:
         """What made a row, as `Attribution.provenance` tells it of a map.
 
-        `image`: its name, with the method and, if there are several, the target; or a row of `to_pandas`, `iter_maps`.
+        `image`: its name, with the method and, if there are several, the target (as it was asked or as it came out);
+        or a row of `to_pandas` or `iter_maps`.
         """
         return provenance_of(self, self.row(image, method, target=target))
 
@@ -297,6 +298,10 @@ class Study:
 
     def failed(self) -> dict[str, str]:
         """The images with a failed row, and the first reason."""
+        return dict(self._failed)
+
+    @cached_property
+    def _failed(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for table in self.tables(["image", "error"]):
             bad = table.filter(table["error"].is_valid())
