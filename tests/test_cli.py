@@ -48,7 +48,7 @@ def drawn(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
 def quick(drawn: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """The same, and the figures are only files."""
     monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
-    monkeypatch.setattr(explain, "save_figure", lambda figure, path: path.write_bytes(b"figure"))
+    monkeypatch.setattr(explain, "save_figure", lambda figure, path, told: path.write_bytes(b"figure"))
     return drawn
 
 
@@ -106,7 +106,7 @@ def test_explain_for_real(tmp_path: Path, cat: Path, tiny: Model) -> None:
         assert set(stored) == {key, "provenance"}
         assert stored[key].dtype == np.float32
         assert off(torch.from_numpy(stored[key]), expected.map[0]) < 1e-4
-        assert json.loads(str(stored["provenance"]))[key] == expected.provenance
+        assert json.loads(str(stored["provenance"]))["maps"][key] == expected.provenance
 
 
 @pytest.mark.process
@@ -159,7 +159,7 @@ def test_several_methods_in_python_are_the_same(run: Run, quick: Model, tmp_path
         assert set(stored) == {"attention", "rollout", "centre", "provenance"}
         expected = vitreous.explain(quick, path, "rollout", discard=0.5)
         assert np.allclose(stored["rollout"], expected.map[0].numpy(), rtol=1e-5)
-        assert json.loads(str(stored["provenance"]))["rollout"] == expected.provenance
+        assert json.loads(str(stored["provenance"]))["maps"]["rollout"] == expected.provenance
     back = Attribution.load("out/a.npz", "rollout")
     assert back.provenance["options"]["discard"] == 0.5
     assert torch.allclose(back.map, expected.map, rtol=1e-5)
