@@ -16,6 +16,7 @@ from vitreous._support.arrays import plain, save_arrays
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all, mark_of
 from vitreous.cli.arguments import Settings, pick_methods
+from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -23,9 +24,9 @@ from vitreous.cli.results import (
     Summary,
     check_out,
     find_pictures,
-    result_files,
+    named_file,
+    placed,
     tell_notes,
-    unique_names,
     work_through,
 )
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
@@ -44,13 +45,13 @@ Grid = list[list[Attribution | None]]  # targets × methods
 
 @dataclass(frozen=True)
 class Plan:
-    """The methods, their options and where to write."""
+    """The methods, their options and how the results are written."""
 
     methods: list[Method]  # empty: the default, which depends on the model
     everything: bool  # --method all: methods that do not work on this model are skipped
     values: dict[str, dict[str, Any]]
-    out: Path
     cells: bool
+    overwrite: bool
 
 
 def run(
@@ -60,16 +61,20 @@ def run(
     methods: str | None,
     target: str | None,
     settings: Settings,
+    limit: int | None,
     out: Path,
+    formats: tuple[str, ...],
+    overwrite: bool,
     cells: bool,
     as_json: bool,
 ) -> None:
-    plan = make_plan(methods, settings, out, cells)
-    files, named = find_pictures(sources, out)
+    plan = make_plan(methods, settings, cells, overwrite)
+    found = find_pictures(sources, limit)
+    out, found, formats = named_file(out, found, formats)
+    check_out(out)
     model = load()
     targets = None if target is None else split_targets(target, model)
-    names = unique_names(files, out)
-    summary = Summary(model.name, out, named, channels=model.channels)
+    summary = Summary.of(model, out, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
@@ -88,16 +93,18 @@ def run(
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
             heads = row_heads(trace, targets, i) if aimed else []
-            summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
+            top = best(trace, i)
+            told = write(rows, heads, top, found.names[file], formats, plan, summary)
+            summary.done.append({"image": str(file), **told})
 
-    work_through(files, summary, size, work, lambda: report(summary, as_json), as_json)
+    work_through(found.files, summary, size, work, lambda: report(summary, as_json), as_json)
     if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, as_json)
     raise typer.Exit(summary.code)
 
 
-def make_plan(methods: str | None, settings: Settings, out: Path, cells: bool) -> Plan:
+def make_plan(methods: str | None, settings: Settings, cells: bool, overwrite: bool) -> Plan:
     chosen, everything = ([], False) if methods is None else pick_methods(methods)
     values = {m.name: m.check(settings.get(m.name, {})) for m in chosen}
     for name in settings:
@@ -106,8 +113,7 @@ def make_plan(methods: str | None, settings: Settings, out: Path, cells: bool) -
                 f"not among the chosen methods (--method {methods})" if chosen else f"not chosen: add --method {name}"
             )
             raise OptionError(f"--set {name}.…: {name} is {told}")
-    check_out(out)
-    return Plan(chosen, everything, values, out, cells)
+    return Plan(chosen, everything, values, cells, overwrite)
 
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
@@ -184,20 +190,33 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------------------------------------------- writing files
 
 
-def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, name: str, plan: Plan) -> dict[str, Any]:
+def write(
+    rows: Grid,
+    heads: list[str],
+    top: list[dict[str, Any]],
+    name: str,
+    formats: tuple[str, ...],
+    plan: Plan,
+    summary: Summary,
+) -> dict[str, Any]:
     """Write the raw maps and the figure of one image, each atomically."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-    png, npz = result_files(plan.out, name)
     maps = {key(one): one for row in rows for one in row if one is not None}
     arrays: dict[str, Any] = {k: one.map[0].cpu().numpy() for k, one in maps.items()}
-    mark = mark_of(maps)
-    save_arrays(npz, arrays, mark)
+    mark, files = mark_of(maps), dict[str, str]()
     values = any("value" in entry for entry in top)
     bars = [(entry["label"], entry["value" if values else "probability"]) for entry in top]
-    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells, values=values), png, mark)
+    with placed(summary, name, [f".{kind}" for kind in formats], mark["identity"], plan.overwrite) as found:
+        for kind in sorted(formats, key=NUMBERS.__ne__):  # the numbers first
+            place = summary.out / f"{found}.{kind}"
+            if kind == NUMBERS:
+                save_arrays(place, arrays, mark)
+            else:
+                figure = explanation_figure(rows, top=bars, rows=heads, cells=plan.cells, values=values)
+                save_figure(figure, place, mark)
+            files.setdefault("maps" if kind == NUMBERS else "figure", str(place))
     ranges = {k: {"min": number(v.min()), "max": number(v.max())} for k, v in arrays.items()}
     notes = {k: told(one) for k, one in maps.items() if told(one)}
-    return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges, "notes": notes}
+    return {**files, "top": top, "range": ranges, "notes": notes}
 
 
 def told(one: Attribution) -> dict[str, Any]:
@@ -245,18 +264,25 @@ def report(summary: Summary, as_json: bool) -> None:
 
 def show_done(summary: Summary) -> None:
     """Print one line per image, or two if paths are long, so that no path is broken."""
-    width = max(len(entry["figure"]) for entry in summary.done[:SHOWN])
-    for entry in summary.done[:SHOWN]:
-        figure, said = entry["figure"], seen(entry)
-        typer.echo(f"{figure:<{width}}  {said}" if width <= 40 else f"{figure}\n    {said}")
+    shown = [(first_file(entry), entry) for entry in summary.done[:SHOWN]]
+    width = max(len(file) for file, _ in shown)
+    for file, entry in shown:
+        said = seen(entry)
+        typer.echo(f"{file:<{width}}  {said}" if width <= 40 else f"{file}\n    {said}")
         for name, notes in entry["notes"].items():
             typer.echo(f"    {name}: {', '.join(f'{key} {short(value)}' for key, value in notes.items())}")
     if len(summary.done) > SHOWN:
         typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
     count, failed = len(summary.done), len(summary.failed)
     pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
-    maps = "; raw maps: the .npz beside each figure" if count > 1 else f"; raw maps: {summary.done[0]['maps']}"
+    where = "the .npz beside each figure" if count > 1 else summary.done[0].get("maps")
+    maps = f"; raw maps: {where}" if {"maps", "figure"} <= set(summary.done[0]) else ""
     typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
+
+
+def first_file(entry: dict[str, Any]) -> str:
+    """The figure of an image; without one its maps, or the image itself."""
+    return str(entry.get("figure", entry.get("maps", entry["image"])))
 
 
 def short(value: Any) -> str:
