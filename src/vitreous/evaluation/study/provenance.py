@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, nearest
+from vitreous.evaluation.study.kind import Kind
 from vitreous.registry import METHODS
 
-if TYPE_CHECKING:
-    from vitreous.evaluation.study.read import Study
+
+class Rows(Protocol):
+    """The study that a row belongs to (`vitreous.Study`), as far as it is asked here."""
+
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+    @property
+    def about(self) -> dict[str, Any]: ...
+    def of(self, model: str) -> Rows: ...
+    def rows(self, image: str, *, arrays: bool = False) -> Iterator[dict[str, Any]]: ...
 
 
 def find_row(
-    study: Study, image: str | Mapping[str, Any], method: str | None, target: str | None, arrays: bool
+    study: Rows, image: str | Mapping[str, Any], method: str | None, target: str | None, arrays: bool
 ) -> dict[str, Any]:
     """The only row of an image, a method and a target; of several, one has to be chosen."""
     wanted: dict[str, Any] = {"image": image} if isinstance(image, str) else dict(image)
@@ -48,18 +62,18 @@ def known(value: Any) -> bool:
     return value is not None and value == value
 
 
-def unknown(study: Study, wanted: Mapping[str, Any]) -> str:
+def unknown(study: Rows, wanted: Mapping[str, Any]) -> str:
     methods = list(study.kind.methods)
     name = wanted.get("method")
     return "" if name is None or name in methods else nearest(str(name), methods)
 
 
-def provenance_of(study: Study, row: Mapping[str, Any]) -> dict[str, Any]:
+def provenance_of(study: Rows, row: Mapping[str, Any]) -> dict[str, Any]:
     """As `Attribution.provenance`."""
     return made(study, row, np.zeros((0, 0), np.float32)).provenance
 
 
-def attribution_of(study: Study, row: Mapping[str, Any]) -> Attribution:
+def attribution_of(study: Rows, row: Mapping[str, Any]) -> Attribution:
     """The map of a row, with all that is known of it."""
     if row.get("map") is None:
         why = row["error"] or f"a study {study.kind.name} stores none"
@@ -67,7 +81,7 @@ def attribution_of(study: Study, row: Mapping[str, Any]) -> Attribution:
     return made(study, row, row["map"])
 
 
-def made(study: Study, row: Mapping[str, Any], map: np.ndarray) -> Attribution:
+def made(study: Rows, row: Mapping[str, Any], map: np.ndarray) -> Attribution:
     options = dict(study.kind.methods[row["method"]])
     declared = METHODS[study.kind.declared(row["method"])]
     own = declared.options.model_fields
@@ -90,14 +104,14 @@ def made(study: Study, row: Mapping[str, Any], map: np.ndarray) -> Attribution:
     )
 
 
-def source_of(study: Study, row: Mapping[str, Any]) -> dict[str, Any]:
+def source_of(study: Rows, row: Mapping[str, Any]) -> dict[str, Any]:
     """The image, as the views of an attribution tell it."""
     root = study.manifest.get("root")
     path = None if root is None else os.path.join(root, row["image"])
     return {"name": row["image"], "path": path, "sha256": row["image_hash"]}
 
 
-def origin_of(study: Study, model: str) -> dict[str, Any]:
+def origin_of(study: Rows, model: str) -> dict[str, Any]:
     """What is known of a model; studies of the first release know its digest, its input and the versions."""
     about = study.of(model).about
     told = study.manifest.get("origins", {}).get(model)
