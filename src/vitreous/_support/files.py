@@ -42,10 +42,10 @@ def sync(path: Path, how: int) -> None:
         os.close(handle)
 
 
-def stamp_file(path: Path) -> str:
+def stamp_file(path: str | Path) -> str:
     """A file's size and time of change."""
     try:
-        seen = path.stat()
+        seen = os.stat(path)
     except (OSError, ValueError):
         return MISSING
     return f"{seen.st_size} {seen.st_mtime_ns}"

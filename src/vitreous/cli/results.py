@@ -97,7 +97,7 @@ def named_file(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path,
 def find_pictures(sources: Sequence[str], limit: int | None = None) -> Found:
     """The images to read, without what vitreous wrote, and how their results are called."""
     listed = listing.look(*sources)
-    files = listed.files[:limit]
+    files = list(listed.files[:limit])
     named = {os.path.abspath(source) for source in sources}
     return Found(files, named, relative_names(files, sources), [] if listed.note is None else [listed.note])
 

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from vitreous._support.files import MISSING
 from vitreous.errors import InputError, one_line
-from vitreous.images.dataset import Sample
 from vitreous.images.masks import Mask, read_mask
 from vitreous.images.preprocess import Preprocess
+from vitreous.images.samples import Sample
 
 PHOTO = 224  # pixels of an example's longer side
 QUALITY = 90
@@ -66,6 +66,7 @@ class Loaded:
     lost_masks: dict[int, str] = field(default_factory=dict)
     photos: dict[int, bytes] = field(default_factory=dict)  # of the images in `shown`, what the model sees, as JPEG
     gone: str = ""  # a folder of images that has vanished: no reason of one image, the whole study has to stop
+    hashes: dict[int, str] = field(default_factory=dict)  # of the content of the files
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,7 @@ class Reader:
     preprocess: Preprocess
     shown: frozenset[int] = frozenset()
     masked: bool = False  # are masks wanted?
+    hashed: bool = False  # are hashes of the files wanted?
     sends: Literal["", "shared", "piped"] = ""  # how images reach another process: shared memory, or a pipe
 
     def __getitem__(self, numbers: list[int]) -> Loaded:
@@ -106,6 +108,9 @@ class Reader:
 
     def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
         sample = self.samples[number]
+        if self.hashed:
+            with suppress(OSError):
+                found.hashes[number] = sample.sha256
         picture = sample.open(self.preprocess.channels)
         image = self.preprocess(picture.image)  # [channels Y X]
         mask = None

@@ -58,7 +58,7 @@ class Worker:
         with self._lock:
             model = self.model(shard.model)
         samples = {shard.first + i: sample for i, sample in enumerate(shard.samples)}
-        reader = Reader(samples, model.preprocess, shard.shown, masked=self.recipe.kind.masked)
+        reader = Reader(samples, model.preprocess, shard.shown, masked=self.recipe.kind.masked, hashed=True)
         loaded = still_there(in_threads(reader, shard.groups(self.recipe.batch), self.threads))
         with self._lock:  # images of the next shard are read meanwhile
             table = run_shard(self.recipe, model, shard, loaded)

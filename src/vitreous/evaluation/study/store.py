@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from vitreous._support.files import DRAFT, write_whole
 from vitreous.errors import InputError, one_line
+from vitreous.evaluation.study.plan import FORMAT
 from vitreous.evaluation.study.shard import encode
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def find_store(path: str | Path) -> Store:
     manifest = read_json(folder / MANIFEST)
     if not {"id", "study", "options", "models"} <= set(manifest):
         raise InputError(f"{folder / MANIFEST}: is not the manifest of a study")
+    if manifest.get("format", 1) > FORMAT:
+        raise InputError(f"{folder}: was written by a newer version of vitreous; install that one to read it")
     return Store(folder, manifest)
 
 
