@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous._support.files import FIGURES, write_whole
+from vitreous._support.marks import pixels
 from vitreous.attribution import plain, save_arrays
 from vitreous.errors import OptionError
 from vitreous.version import VERSION
@@ -95,7 +96,7 @@ class Maximized:
     def save_image(self, path: str | Path, index: int = 0) -> Path:
         """Write the bare image as a PNG."""
         buffer = io.BytesIO()
-        self.picture(index).save(buffer, "PNG")
+        self.picture(index).save(buffer, "PNG", **pixels("png"))
         return write_image(Path(path), buffer.getvalue(), ".png")
 
     def save_gif(self, path: str | Path, index: int = 0) -> Path:
