@@ -22,7 +22,7 @@ GROUPS = {
     "Other libraries": ("from_captum", "captum_style", "quantus_explain"),
     "Around any call": ("limit_memory", "show_progress", "replay"),
     "Errors": (
-        *("VitreousError", "InputError", "ModelError", "WeightsError", "Unsupported"),
+        *("VitreousError", "InputError", "ModelError", "ModelWarning", "WeightsError", "Unsupported"),
         *("TargetError", "OptionError", "CaptureError", "EmptyMap"),
     ),
 }

@@ -15,6 +15,7 @@ from .errors import CaptureError as CaptureError
 from .errors import EmptyMap as EmptyMap
 from .errors import InputError as InputError
 from .errors import ModelError as ModelError
+from .errors import ModelWarning as ModelWarning
 from .errors import OptionError as OptionError
 from .errors import TargetError as TargetError
 from .errors import Unsupported as Unsupported

@@ -37,6 +37,10 @@ class Unsupported(ModelError):
     """A method cannot work on a model."""
 
 
+class ModelWarning(UserWarning):
+    """Something was assumed or left out to load a model."""
+
+
 class TargetError(VitreousError, ValueError):
     """The model has no such target."""
 

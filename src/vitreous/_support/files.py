@@ -1,7 +1,8 @@
-"""Atomic file writes: a file is complete, or it does not exist."""
+"""Files: written atomically (complete, or not there), hashed, and told from later versions of themselves."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 from pathlib import Path
@@ -35,3 +36,18 @@ def sync(path: Path, how: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def stamp_file(path: Path) -> str:
+    """A file's size and time of change."""
+    try:
+        seen = path.stat()
+    except (OSError, ValueError):
+        return "missing"
+    return f"{seen.st_size} {seen.st_mtime_ns}"
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -31,17 +31,26 @@ HEAD = 2048  # bytes from the start of a file in which its mark begins
 PNG, GIF, JPEG, RIFF = b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"RIFF"
 CHUNKS = tuple(kind + KEY.encode() + b"\0" for kind in (b"iTXt", b"tEXt", b"zTXt"))
 OPENING = f'{{"{KEY}":'.encode()  # of the JSON in comments and descriptions
+LEFT_OUT = ("notes", "labels", "probabilities", "spec", "said", "start", "final", "border_ratio")
 Told = Mapping[str, Any]
 
 
 def marked(told: Told | None = None) -> dict[str, Any]:
     """The mark: the format of the file, and what is told of its content."""
-    return {KEY: FORMAT, **(told or {})}
+    return {KEY: FORMAT, **{key: value for key, value in (told or {}).items() if key != KEY}}
 
 
 def identity_of(told: Any) -> str:
     """A short hash of what made a result: equal for equal results, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def identity_of_result(provenance: Told) -> str:
+    """A short hash of what a result follows from: not of where files lie, nor of what was found."""
+    told = {key: value for key, value in provenance.items() if key not in LEFT_OUT}
+    told["sources"] = [{k: v for k, v in one.items() if k != "path"} for one in provenance.get("sources", ())]
+    told["weights"] = (provenance.get("weights") or {}).get("digest")
+    return identity_of(told)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing

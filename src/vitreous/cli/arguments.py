@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from vitreous.errors import OptionError
+from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
@@ -262,7 +263,11 @@ def load_model(
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
     size, shown = parse_size(img_size), parse_bands(bands)
-    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown, output=output)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)  # said below
+        model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown, output=output)
+    for note in model.notes:
+        typer.secho(f"note: {note}", err=True)
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model

@@ -16,7 +16,8 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitreous.attribution import Attribution, Views, save_arrays, told_targets
+from vitreous._support.arrays import save_arrays
+from vitreous.attribution import Attribution, mark_of, told_targets
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -36,6 +37,7 @@ from vitreous.plot.heads import heads_figure
 from vitreous.registry import METHODS
 from vitreous.trace.apply import choose, images_at_once, refuse
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 
 ENDING = ".cass"
 ENDS = 5  # heads listed at each end
@@ -121,11 +123,11 @@ def write(found: Compared, index: int, file: Path, name: str, out: Path) -> dict
     png, npz = result_files(out, name + ENDING)
     one, scores = found.weighted[index], found.scores[index]
     arrays = {"cass": scores, "saliency": found.saliency[index], "heads": found.heads[index]}
-    told = {**one.provenance, "explained": found.titles[index]}
-    save_arrays(npz, {**arrays, "weighted": one.map[0].cpu().numpy(), "provenance": json.dumps(told)})
+    mark = {**mark_of({"weighted": one}), "explained": found.titles[index]}
+    save_arrays(npz, {**arrays, "weighted": one.map[0].cpu().numpy()}, mark)
     words = f"CASS: {found.titles[index]}"
     figure = heads_figure(found.heads[index], scores, found.saliency[index], one, one.view(), title=words)
-    save_figure(figure, png)
+    save_figure(figure, png, mark)
     ranked = rank(scores)
     means = scores.mean(1)
     return {

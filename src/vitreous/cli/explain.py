@@ -12,8 +12,9 @@ from typing import Any
 
 import typer
 
+from vitreous._support.arrays import plain, save_arrays
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, Views, attribute_all, plain, save_arrays
+from vitreous.attribution import Attribution, attribute_all, mark_of
 from vitreous.cli.arguments import Settings, pick_methods
 from vitreous.cli.results import (
     BATCH,
@@ -36,6 +37,7 @@ from vitreous.trace.apply import images_at_once
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import Top
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 
 Grid = list[list[Attribution | None]]  # targets × methods
 
@@ -188,10 +190,11 @@ def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, n
     png, npz = result_files(plan.out, name)
     maps = {key(one): one for row in rows for one in row if one is not None}
     arrays: dict[str, Any] = {k: one.map[0].cpu().numpy() for k, one in maps.items()}
-    save_arrays(npz, {**arrays, "provenance": json.dumps({k: one.provenance for k, one in maps.items()})})
+    mark = mark_of(maps)
+    save_arrays(npz, arrays, mark)
     values = any("value" in entry for entry in top)
     bars = [(entry["label"], entry["value" if values else "probability"]) for entry in top]
-    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells, values=values), png)
+    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells, values=values), png, mark)
     ranges = {k: {"min": number(v.min()), "max": number(v.max())} for k, v in arrays.items()}
     notes = {k: told(one) for k, one in maps.items() if told(one)}
     return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges, "notes": notes}

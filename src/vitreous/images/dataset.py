@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import InputError
 from vitreous.images import pictures, saved_datasets, tars
 from vitreous.images.bands import ARRAYS
-from vitreous.images.entries import LABEL, Found, read_label, some, stamp_file
+from vitreous.images.entries import LABEL, Found, read_label, some
 from vitreous.images.pictures import Stored
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom

@@ -11,7 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
 from vitreous.images import bands
 from vitreous.images.bands import ARRAYS, Bands, read_array
@@ -38,6 +39,8 @@ class Picture:
     image: Image.Image | Bands
     name: str
     note: str | None = None  # what was done to it, if that may surprise
+    source: Path | Stored | None = None  # where it was read
+    stamp: str | None = None  # of its file at that time
 
 
 class Stored(ABC):
@@ -144,7 +147,8 @@ def open_file(path: Path, channels: int = 3) -> Picture:
             raise InputError(f"{path}: the file is empty")
         if not path.is_file():
             raise InputError(f"{path}: is not a file")
-        return decode(path, path, path.name, channels)
+        stamp = stamp_file(path)
+        return replace(decode(path, path, path.name, channels), source=path, stamp=stamp)
 
 
 def open_stored(stored: Stored, channels: int = 3) -> Picture:
@@ -153,7 +157,8 @@ def open_stored(stored: Stored, channels: int = 3) -> Picture:
         held = stored.read_bytes()
         if not held:
             raise InputError(f"{stored}: the file is empty")
-        return decode(io.BytesIO(held), stored, Path(str(stored)).name, channels)
+        found = decode(io.BytesIO(held), stored, Path(str(stored)).name, channels)
+        return replace(found, source=stored, stamp=stored.stamp)
 
 
 def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str, channels: int) -> Picture:

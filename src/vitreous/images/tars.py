@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
 from vitreous.images import pictures
-from vitreous.images.entries import LABEL, MASK, Entry, Found, read_label, some, stamp_file
+from vitreous.images.entries import LABEL, MASK, Entry, Found, read_label, some
 from vitreous.images.pictures import Stored
 
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,9 +65,7 @@ class Model:
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
         self.output = check_kind(output, classifier)
-        self.classifier = known if classifier is None else classifier
-        if self.output != AUTO:
-            self.classifier = True
+        self.classifier = True if self.output != AUTO else known if classifier is None else classifier
         self._named = classifier is True or bool(self.labels)
         self._ending: Ending | None = None  # what the layout run showed of the output
         self._meaning: Meaning | None = None
@@ -79,6 +78,9 @@ class Model:
         self._given_layout = layout
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many numbers it returns for an image; known after the first run
+        self.spec: str | None = None  # its source and name; set by `load`, as are the next two
+        self.weights: tuple[Path, ...] = ()  # the files that its weights came from
+        self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {len(self.labels)} labels, {self.device}, {self.dtype})"
@@ -282,11 +284,8 @@ class Model:
                 if id(module) in names:
                     continue
                 names[id(module)] = name
-                left += [
-                    (f"{name}.{key}" if name else key, child)
-                    for key, child in own["_modules"].items()
-                    if child is not None
-                ]
+                inner = own["_modules"].items()
+                left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
                 compiled = compiled or is_compiled(module)
                 hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
                 for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -117,18 +118,18 @@ def frame(view: Discard, ratio: float, map: np.ndarray, cells: bool) -> Image.Im
     return drawn(sheet, DOTS)
 
 
-def save_gif(pictures: list[Image.Image], path: Path) -> None:
+def save_gif(pictures: list[Image.Image], path: Path, told: Mapping[str, Any] | None = None) -> None:
     """Write an animation, with smaller frames where it would be a large file."""
     if not pictures:
         raise InputError(f"{path}: there is no frame to write")
-    written = animated(pictures)
+    written = animated(pictures, told)
     while len(written) > MOST and min(pictures[0].size) > SMALLEST:
         size = round(0.85 * pictures[0].width), round(0.85 * pictures[0].height)
         pictures = [picture.resize(size, Image.Resampling.LANCZOS) for picture in pictures]
-        written = animated(pictures)
+        written = animated(pictures, told)
     write_whole(path, written)
 
 
-def animated(pictures: list[Image.Image]) -> bytes:
+def animated(pictures: list[Image.Image], told: Mapping[str, Any] | None = None) -> bytes:
     """The frames one after the other; the first and the last stay longer."""
-    return gif_bytes(pictures, [HOLD, *[STEP] * (len(pictures) - 2), HOLD][: len(pictures)])
+    return gif_bytes(pictures, [HOLD, *[STEP] * (len(pictures) - 2), HOLD][: len(pictures)], told)

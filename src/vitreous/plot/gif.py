@@ -8,19 +8,15 @@ from typing import Any
 
 from PIL import Image
 
-from vitreous._support import marks
+from vitreous._support.marks import pixels
 
 
 def gif_bytes(
     frames: Sequence[Image.Image], milliseconds: Sequence[int], told: Mapping[str, Any] | None = None
 ) -> bytes:
-    """An animation that never ends. Each frame has 256 colours of its own; dithering would flicker.
-
-    `told`: what its mark says of what made it.
-    """
+    """An animation that never ends. Each frame has 256 colours of its own; dithering would flicker."""
     first, *rest = [frame.convert("RGB").quantize(256, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
-    times = list(milliseconds)
-    mark = marks.pixels("gif", told)
-    first.save(buffer, "GIF", save_all=True, append_images=rest, duration=times, loop=0, optimize=False, **mark)
+    how: dict[str, Any] = {"duration": list(milliseconds), "loop": 0, "optimize": False, **pixels("gif", told)}
+    first.save(buffer, "GIF", save_all=True, append_images=rest, **how)
     return buffer.getvalue()

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
+from vitreous._support.arrays import npz_bytes, plain
 from vitreous._support.words import finite
-from vitreous.attribution import Attribution, Views, attribute, plain
+from vitreous.attribution import Attribution, attribute, mark_of
 from vitreous.images.pictures import Picture
 from vitreous.models.output import Meaning
 from vitreous.plot.colour import is_control, limits
@@ -22,6 +22,7 @@ from vitreous.plot.figure import explanation_figure, png_bytes
 from vitreous.registry import METHODS, Method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import (
@@ -246,11 +247,9 @@ async def cancel(engine: Served, job: HexPath) -> Response:
 async def npz(engine: Served, map: HexPath) -> Response:
     """The map with its provenance, as `Attribution.save` writes it."""
     kept = engine.map(map)
-    buffer = io.BytesIO()
-    told = json.dumps({**kept.attribution.provenance, "images": [engine.name_of(kept.image)]})
-    np.savez_compressed(buffer, allow_pickle=False, map=kept.attribution.map.numpy(), provenance=told)
+    written = npz_bytes({"map": kept.attribution.map.numpy()}, mark_of({"map": kept.attribution}))
     headers = {"Content-Disposition": f'attachment; filename="{kept.meta["method"]}.npz"'}
-    return Response(buffer.getvalue(), media_type="application/zip", headers=headers)
+    return Response(written, media_type="application/zip", headers=headers)
 
 
 @router.get("/maps/{map}", response_class=Response, responses=BINARY)

@@ -12,10 +12,10 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous._support.arrays import plain
 from vitreous._support.files import write_whole
 from vitreous._support.statistics import LEVEL, TIMES, Summary
 from vitreous._support.words import finite
-from vitreous.attribution import plain
 from vitreous.version import VERSION
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous._support.arrays import plain
 from vitreous._support.files import write_whole
-from vitreous.attribution import plain
 from vitreous.evaluation.report.page import inline_svg, whole_page
 from vitreous.plot.figure import save_figure
 

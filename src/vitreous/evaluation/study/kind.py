@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from vitreous.attribution import plain
+from vitreous._support.arrays import plain
 from vitreous.errors import OptionError, nearest
 from vitreous.images.masks import Mask
 from vitreous.metrics.pool import Pool

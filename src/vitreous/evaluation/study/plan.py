@@ -17,6 +17,7 @@ from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.evaluation.study.kind import Kind
 from vitreous.images.dataset import Data, Sample
 from vitreous.metrics.case import no_target
+from vitreous.models.fingerprint import weights_digest
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
@@ -207,15 +208,6 @@ def describe(model: Model, name: str) -> dict[str, Any]:
         **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
         **({} if meaning is Meaning.LOGITS or not model.classifier else {"output": meaning.value}),
     }
-
-
-def weights_digest(model: Model) -> str:
-    """A digest of every number in every tensor."""
-    told = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(model.module.state_dict().items()):
-        told.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        told.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return told.hexdigest()
 
 
 def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | None]) -> None:

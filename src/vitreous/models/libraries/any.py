@@ -6,6 +6,7 @@ A module without a quirk of its own imports the function from here. mypy checks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ class Loaded(NamedTuple):
     name: str
     labels: Sequence[str] | Mapping[int, str] | None = None
     classifier: bool | None = None
+    notes: tuple[str, ...] = ()  # what was assumed or left out; Python users are warned
+    asked: tuple[str, ...] = ()  # what was done because the user asked for it; of this no one is warned
+    weights: tuple[Path, ...] = ()  # the files that its weights came from
 
 
 @runtime_checkable
