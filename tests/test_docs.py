@@ -326,11 +326,11 @@ def cheaper(words: list[str]) -> list[str]:
     """The same with one picture and few samples, where all methods are asked for; few steps of a long ascent."""
     if words[0] == "maximize":
         return [*words, "--steps", "2"]
-    if words[0] == "advise" and not {"-x", "--method", "--methods"} & {*words}:
-        return [*words, "--methods", "gae,gradcam,rollout"]
+    if words[0] == "advise" and not {"-x", "--method"} & {*words}:
+        return [*words, "--method", "gae,gradcam,rollout"]
     if "all" not in words or words[0] != "evaluate":
         return words
-    asked = words[words.index("--metrics") + 1].split(",")
+    asked = words[words.index("--metric") + 1].split(",")
     names = {*METHODS, *(name for name, one in METRICS.items() if name in asked or one.family in asked)}
     given = [*words, "--limit", "1"]
     return [*given, *(w for option in CHEAP.split() if option.partition(".")[0] in names for w in ("--set", option))]

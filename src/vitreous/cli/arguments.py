@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from vitreous.cli.formats import USUAL, parse_formats
 from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vitreous.registry import Declared, Method
 
 OUT = Path("vitreous-out")
+OLDER = {"methods": "method", "metrics": "metric"}  # spellings of options that are still understood
 Settings = dict[str, dict[str, Any]]  # options of methods and metrics by name
 
 # ------------------------------------------------------------------------------------------------------------ images
@@ -81,7 +83,7 @@ Memory = Annotated[
 # --------------------------------------------------------------------------------- methods, metrics and their options
 
 METHOD: dict[str, Any] = {"help": "Methods, separated by commas, or all; see: vitreous methods."}
-METHOD_NAMES = ("--method", "--methods", "-x")
+METHOD_NAMES = ("--method", "-x")
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
 MethodsOrDefault = Annotated[str | None, typer.Option(*METHOD_NAMES, **METHOD)]
 OneOrMoreMethods = Annotated[
@@ -97,7 +99,7 @@ MethodRows = Annotated[
 MetricNames = Annotated[
     str | None,
     typer.Option(
-        "--metrics",
+        "--metric",
         help="Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
     ),
 ]
@@ -109,6 +111,7 @@ Target = Annotated[str | None, typer.Option("--target", "-t", help=TARGET)]
 Targets = Annotated[str | None, typer.Option("--target", "-t", help=f"{TARGET} Several are separated by commas.")]
 Masks = Annotated[Path | None, typer.Option("--masks", help="A folder with a mask for each image, of the same name.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N images.", min=1)]
+LimitOfClass = Annotated[int | None, typer.Option("--limit", help="Use only the first N images of each class.", min=1)]
 Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]
 
@@ -121,6 +124,20 @@ OutIfAny = Annotated[Path | None, FOLDER]
 FILE = typer.Option("--out", "-o", help="File to write.")
 OutFile = Annotated[Path, FILE]
 OutFileIfAny = Annotated[Path | None, FILE]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers); or none.",
+        metavar="KINDS",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace other results of vitreous; without it, the new ones get new names.")
+]
+Replace = Annotated[
+    bool, typer.Option("--overwrite", help="Replace another one that the file holds; without it, that is refused.")
+]
 Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
@@ -179,6 +196,32 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where results go, what is written of them, and whether they may replace others."""
+
+    out: OutFolder = OUT
+    format: Format = USUAL
+    overwrite: Overwrite = False
+    as_json: AsJson = False
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return parse_formats(self.format)
+
+
+@dataclass(frozen=True)
+class Limited:
+    """How many images are used."""
+
+    limit: Limit = None
+
+
+@dataclass(frozen=True)
+class PlaceOfImages(Place, Limited):
+    """The same after the number of images: the fields of the last class come first."""
+
+
+@dataclass(frozen=True)
 class Saliency:
     """How the saliency of a class is computed and compared with attention."""
 
@@ -217,6 +260,11 @@ def fields_of(group: Any) -> Iterator[inspect.Parameter]:
 
 
 # ------------------------------------------------------------------------------------------- values of options
+
+
+def spelling(word: str) -> str:
+    """An option's name as it is spelled now; older spellings are in no help."""
+    return OLDER.get(word, word)
 
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:

@@ -23,9 +23,7 @@ from vitreous.cli.results import (
     Summary,
     check_out,
     find_pictures,
-    result_files,
     tell_notes,
-    unique_names,
     work_through,
 )
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
@@ -60,16 +58,18 @@ def run(
     methods: str | None,
     target: str | None,
     settings: Settings,
+    limit: int | None,
     out: Path,
+    formats: tuple[str, ...],
+    overwrite: bool,
     cells: bool,
     as_json: bool,
 ) -> None:
     plan = make_plan(methods, settings, out, cells)
-    files, named = find_pictures(sources, out)
+    found = find_pictures(sources, limit)
     model = load()
     targets = None if target is None else split_targets(target, model)
-    names = unique_names(files, out)
-    summary = Summary(model.name, out, named, channels=model.channels)
+    summary = Summary.of(model, out, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
@@ -88,9 +88,9 @@ def run(
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
             heads = row_heads(trace, targets, i) if aimed else []
-            summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
+            summary.done.append(write(rows, heads, best(trace, i), file, found.names[file], plan))
 
-    work_through(files, summary, size, work, lambda: report(summary, as_json), as_json)
+    work_through(found.files, summary, size, work, lambda: report(summary, as_json), as_json)
     if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, as_json)
@@ -186,8 +186,7 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
 
 def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, name: str, plan: Plan) -> dict[str, Any]:
     """Write the raw maps and the figure of one image, each atomically."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-    png, npz = result_files(plan.out, name)
+    png, npz = plan.out / f"{name}.png", plan.out / f"{name}.npz"
     maps = {key(one): one for row in rows for one in row if one is not None}
     arrays: dict[str, Any] = {k: one.map[0].cpu().numpy() for k, one in maps.items()}
     mark = mark_of(maps)

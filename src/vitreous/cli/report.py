@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from vitreous.evaluation.report.study import as_json, write_report
+from vitreous.cli.places import placed_folder
+from vitreous.cli.results import check_out
+from vitreous.evaluation.report.study import WRITTEN, as_json, identity, write_report
 from vitreous.evaluation.study.findings import Findings, Table
 from vitreous.evaluation.study.read import Study, open_study
 
@@ -16,8 +19,16 @@ SENTENCES = 12  # of each model, on the terminal
 FAILURES = 10
 
 
-def run(path: Path, out: Path | None, quiet: bool) -> None:
-    raise typer.Exit(tell(open_study(path), out, quiet))
+def run(path: Path, out: Path | None, overwrite: bool, quiet: bool) -> None:
+    study = open_study(path)
+    if out is None or os.path.abspath(out) == os.path.abspath(study.folder):
+        raise typer.Exit(tell(study, None, quiet))
+    check_out(out)
+    with placed_folder(out, "report", WRITTEN, identity(study), overwrite) as (folder, notes):
+        code = tell(study, folder, quiet)
+    for note in notes:
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+    raise typer.Exit(code)
 
 
 def tell(study: Study, out: Path | None, quiet: bool) -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from vitreous._support.files import stamp_file
 from vitreous.errors import InputError
-from vitreous.images import pictures, saved_datasets, tars
-from vitreous.images.bands import ARRAYS
+from vitreous.images import listing, pictures, saved_datasets, tars
 from vitreous.images.entries import LABEL, Found, read_label, some
+from vitreous.images.listing import LISTED
 from vitreous.images.pictures import Stored
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -112,7 +112,8 @@ def read_files(sources: list[str | Path], source: str) -> Data:
     shards = tars.find_tars(sources)
     if shards:
         return stored(source, tars.read_tars(shards))
-    return Data(source, plain_samples(pictures.find(*sources), None))
+    found = listing.look(*sources)
+    return Data(source, plain_samples(found.files, None), left_out(found))
 
 
 def stored(source: str, found: Found) -> Data:
@@ -165,14 +166,20 @@ def read_folder(root: Path, masks: str | Path | None) -> Data:
 
 def plain_folder(root: Path, masks: Path | None) -> Data:
     """Images at any depth; if all are in sub-folders, these are their classes."""
-    files = [file for file in pictures.find(root) if masks is None or not is_below(file, masks)]
+    found = listing.look(root)
+    files = [file for file in found.files if masks is None or not is_below(file, masks)]
     if not files:
         raise InputError(f"{root}: no images in this folder other than masks")
     classed = all(file.parent != root for file in files)
     samples = plain_samples(files, root)
     if classed:
         samples = tuple(replace(s, label=Path(s.name).parts[0]) for s in samples)
-    return Data(str(root), samples)
+    return Data(str(root), samples, left_out(found))
+
+
+def left_out(found: listing.Listed) -> tuple[str, ...]:
+    """A note on results that were not taken for images."""
+    return () if found.note is None else (found.note,)
 
 
 def plain_samples(files: Iterable[Path], root: Path | None) -> tuple[Sample, ...]:
@@ -192,7 +199,7 @@ def with_masks(data: Data, folder: Path) -> Data:
     """Add the masks of a folder, matched by name."""
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder of masks' if folder.exists() else 'no such folder'}")
-    known = {file.relative_to(folder).with_suffix(""): file for file in pictures.find(folder)}
+    known = {file.relative_to(folder).with_suffix(""): file for file in listing.find(folder)}
     by_stem = {stem.name: file for stem, file in known.items()}
     samples = []
     for sample in data.samples:
@@ -297,6 +304,6 @@ class Places:
             self._stems = {}
             for folder in (self.root / "images", self.root):
                 for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-                    if file.suffix.lower() in pictures.ENDINGS | ARRAYS:
+                    if file.suffix.lower() in LISTED and not listing.is_result(str(folder), file.name):
                         self._stems.setdefault(file.stem, file)
         return self._stems

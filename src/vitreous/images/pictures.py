@@ -6,7 +6,6 @@ For models with another number of channels than three they become `Bands`.
 from __future__ import annotations
 
 import io
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +22,9 @@ from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
 from vitreous.images import bands
 from vitreous.images.bands import ARRAYS, Bands, read_array
+from vitreous.images.listing import ENDINGS as ENDINGS
+from vitreous.images.listing import find as find
 
-ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 TIFF = (".tif", ".tiff")
 MOST_PIXELS = 100_000_000
 MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
@@ -280,55 +280,6 @@ def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:
     elif array.dtype.kind == "f" and top <= 1:
         values = values * 255
     return values.round().clip(0, 255).astype(np.uint8)
-
-
-def find(*sources: str | Path) -> list[Path]:
-    """List the files that paths, folders (searched at any depth, sorted) and patterns stand for, each once."""
-    found: dict[str, Path] = {}
-    for source in sources:
-        for file in expand(source):
-            found.setdefault(os.path.abspath(file), file)
-    return list(found.values())
-
-
-def expand(source: str | Path) -> list[Path]:
-    """The files that one name stands for; the name of a missing file stands for itself."""
-    if not str(source).strip():
-        raise InputError("an empty name is not an image; give a file, a folder or a pattern")
-    path = Path(source)
-    if os.path.isdir(path):
-        inside = images_below(path)
-        if not inside:
-            raise InputError(f"{path}: no images in this folder ({', '.join(sorted(ENDINGS | ARRAYS))})")
-        return inside
-    if any(c in str(source) for c in "*?[") and not os.path.lexists(path):
-        return match(path)
-    return [path]
-
-
-def images_below(folder: Path) -> list[Path]:
-    """The images below a folder, sorted; arrays count where no other images lie beside them (results have maps)."""
-    files = [p for p in visible(folder) if p.suffix.lower() in ENDINGS | ARRAYS]
-    with_images = {p.parent for p in files if p.suffix.lower() in ENDINGS}
-    return sorted(p for p in files if p.suffix.lower() in ENDINGS or p.parent not in with_images)
-
-
-def visible(folder: Path) -> Iterator[Path]:
-    """The files below a folder, except hidden ones (thumbnails, resource forks)."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(root) / name for name in files if not name.startswith("."))
-
-
-def match(pattern: Path) -> list[Path]:
-    anchor = Path(pattern.anchor) if pattern.is_absolute() else Path()
-    try:
-        matches = sorted(p for p in anchor.glob(str(pattern.relative_to(pattern.anchor))) if p.is_file())
-    except ValueError as error:
-        raise InputError(f"{pattern}: is not a pattern ({one_line(error)})") from None
-    if not matches:
-        raise InputError(f"{pattern}: nothing matches this pattern")
-    return matches
 
 
 def as_list(images: Any, channels: int = 3) -> Sequence[Any]:

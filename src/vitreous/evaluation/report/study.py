@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous._support.arrays import plain
 from vitreous._support.files import write_whole
+from vitreous._support.marks import FORMAT, KEY, identity_of
 from vitreous.evaluation.report.page import inline_svg, whole_page
 from vitreous.plot.figure import save_figure
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from vitreous.evaluation.study.read import Study
 
 FIGURES = "figures"
+WRITTEN = ("findings.json", "report.html", FIGURES)
 INCH = 120  # pixels of an inch of a figure
 FAILURES = 50  # that are named on the page
 
@@ -47,6 +49,8 @@ def file_name(chart: Chart, model: str) -> str:
 def as_json(study: Study, found: dict[str, Findings]) -> dict[str, Any]:
     """Everything the page says, as JSON."""
     return {
+        KEY: FORMAT,
+        "identity": identity(study),
         "study": study.manifest,
         "finished": study.finished,
         "failed": study.failed(),
@@ -55,6 +59,11 @@ def as_json(study: Study, found: dict[str, Findings]) -> dict[str, Any]:
             for name, one in found.items()
         },
     }
+
+
+def identity(study: Study) -> str:
+    """The same for every report of one study."""
+    return identity_of({"report of": study.manifest["id"]})
 
 
 def page(study: Study, found: dict[str, Findings], drawn: dict[tuple[str, str], dict[str, Any]]) -> str:
