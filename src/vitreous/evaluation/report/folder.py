@@ -1,4 +1,4 @@
-"""A folder of explanations as one result: `index.html` to look through, `summary.csv` and `summary.parquet` to compute with.
+"""A folder of explanations as one result: `index.html` to look through, `summary.csv` and `.parquet` to compute with.
 
 One row for each image, method and target. Every row follows from the mark of the files that it names, so a second run
 into the same folder adds to what is there, and a lost summary is made again from the figures and maps.
@@ -47,7 +47,7 @@ def rows_of(mark: Mapping[str, Any], files: Sequence[str], thumbnail: bytes | No
     top = (mark.get("top") or [{}])[0]
     figure = next((file for file in files if not file.endswith(".npz")), None)
     maps = next((file for file in files if file.endswith(".npz")), None)
-    rows = []
+    rows: list[Row] = []
     for key, told in mark["maps"].items():
         source = (told.get("sources") or [{"name": told["images"][0]}])[0]
         span = mark.get("range", {}).get(key, {})
@@ -89,9 +89,9 @@ def thumbnail(image: Image.Image) -> bytes:
 
 
 def result_of(row: Row) -> str:
-    """The name that the files of a result share, without their endings; empty for an image that failed."""
+    """The name that the files of a result share, without their endings; for one without files, its image."""
     file = row["figure"] or row["maps"]
-    return os.path.splitext(file)[0] if file else ""
+    return os.path.splitext(file)[0] if file else f"{row['image']}\n{row['identity']}"
 
 
 # ------------------------------------------------------------------------------------------------------------- merging
@@ -162,16 +162,16 @@ def write_folder(folder: Path, new: Sequence[Row], *, indexed: bool = True) -> t
     """Write the summaries, and the index if there is something to look at; the files, and the results in the folder."""
     names = free_names(folder)
     rows = merged(folder, new, names)
-    results = [(name, list(each)) for name, each in groupby(rows, result_of)]
+    results = [list(each) for _, each in groupby((row for row in rows if row["figure"] or row["maps"]), result_of)]
     content = {
         names[2]: parquet_bytes(rows),
         names[1]: csv_text(({key: row[key] for key in FIELDS} for row in rows), FIELDS).encode(),
     }
     if indexed:
-        content[names[0]] = page([each for name, each in results if name], [r for r in rows if r["error"]]).encode()
+        content[names[0]] = page(results, [row for row in rows if row["error"]]).encode()
     for name, held in content.items():
         write_whole(folder / name, held)
-    return [folder / name for name in reversed(content)], sum(bool(name) for name, _ in results)
+    return [folder / name for name in reversed(content)], len(results)
 
 
 def free_names(folder: Path) -> tuple[str, str, str]:
