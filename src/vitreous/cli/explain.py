@@ -11,11 +11,11 @@ from typing import Any
 
 import typer
 
-from vitreous._support.marks import is_ours
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
 from vitreous.cli.arguments import Settings, pick_methods
-from vitreous.cli.explained import Explanation, Grid, Place, Writer, is_figure
+from vitreous.cli.explained import Explanation, Form, Grid, Writer
+from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -23,10 +23,11 @@ from vitreous.cli.results import (
     Summary,
     check_out,
     find_pictures,
+    named_file,
     tell_notes,
     work_through,
 )
-from vitreous.errors import EmptyMap, InputError, OptionError, TargetError, Unsupported, one_of
+from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
@@ -60,13 +61,14 @@ def run(
     cells: bool,
     as_json: bool,
 ) -> None:
-    plan, place = make_plan(methods, settings), check_place(Place(out, formats, overwrite, cells, is_figure(out)))
-    found = find_pictures(sources, limit)
-    if place.single and len(found.files) > 1:
-        raise InputError(f"--out {out}: is one figure, but there are {len(found.files)} images; give a folder")
+    plan, found = make_plan(methods, settings), find_pictures(sources, limit)
+    folder, found, kinds = named_file(out, found, formats)
+    check_out(folder)
+    if folder != out and NUMBERS in formats:
+        kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
     model = load()
     targets = None if target is None else split_targets(target, model)
-    summary = Summary.of(model, out.parent if place.single else out, found)
+    summary = Summary.of(model, folder, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
@@ -85,14 +87,13 @@ def run(
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
             heads = row_heads(trace, targets, i) if aimed else []
-            name = out.stem if place.single else found.names[file]
-            writer.add(Explanation(file, rows, heads, best(trace, i)), name)
+            writer.add(Explanation(file, rows, heads, best(trace, i)), found.names[file])
 
     def stopped() -> None:
         writer.stop()
         report(summary, writer, as_json)
 
-    with Writer(place, summary) as writer:
+    with Writer(summary, Form(kinds, overwrite, cells, indexed=folder == out)) as writer:
         work_through(found.files, summary, size, work, stopped, as_json, writer.finish)
     if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
@@ -110,17 +111,6 @@ def make_plan(methods: str | None, settings: Settings) -> Plan:
             )
             raise OptionError(f"--set {name}.…: {name} is {told}")
     return Plan(chosen, everything, values)
-
-
-def check_place(place: Place) -> Place:
-    """Raise if nothing can be written there; a figure that vitreous wrote may stand where one is to be written."""
-    if not place.single or (place.out.exists() and not is_ours(place.out)):
-        check_out(place.out)
-    elif not place.formats:
-        raise OptionError(f"--out {place.out} and --format none: one asks for a figure, the other for nothing")
-    else:
-        check_out(place.out.parent)
-    return place
 
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
@@ -210,10 +200,11 @@ def report(summary: Summary, writer: Writer, as_json: bool) -> None:
 
 def show_done(summary: Summary, writer: Writer) -> None:
     """Print one line per image, or two if paths are long, so that no path is broken."""
-    width = max(len(file_of(entry)) for entry in summary.done[:SHOWN])
-    for entry in summary.done[:SHOWN]:
-        figure, said = file_of(entry), seen(entry)
-        typer.echo(f"{figure:<{width}}  {said}" if width <= 40 else f"{figure}\n    {said}")
+    shown = [(first_file(entry), entry) for entry in summary.done[:SHOWN]]
+    width = max(len(file) for file, _ in shown)
+    for file, entry in shown:
+        said = seen(entry)
+        typer.echo(f"{file:<{width}}  {said}" if width <= 40 else f"{file}\n    {said}")
         for name, notes in entry["notes"].items():
             typer.echo(f"    {name}: {', '.join(f'{key} {short(value)}' for key, value in notes.items())}")
     if len(summary.done) > SHOWN:
@@ -221,15 +212,15 @@ def show_done(summary: Summary, writer: Writer) -> None:
     count, failed = len(summary.done), len(summary.failed)
     pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
     where = "the .npz beside each figure" if count > 1 else summary.done[0].get("maps")
-    maps = f"; raw maps: {where}" if "maps" in summary.done[0] else ""
+    maps = f"; raw maps: {where}" if {"maps", "figure"} <= set(summary.done[0]) else ""
     typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
     if writer.held > 1 and writer.files:
         typer.echo(f"all {writer.held} results of this folder: {writer.files[0]}")
 
 
-def file_of(entry: dict[str, Any]) -> str:
-    """The first file that was written for an image, or the image itself."""
-    return str(entry.get("figure") or entry.get("maps") or entry["image"])
+def first_file(entry: dict[str, Any]) -> str:
+    """The figure of an image; without one its maps, or the image itself."""
+    return str(entry.get("figure", entry.get("maps", entry["image"])))
 
 
 def short(value: Any) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from vitreous._support.arrays import plain, save_arrays
-from vitreous._support.files import FIGURES
 from vitreous.attribution import Attribution, mark_of
 from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import Summary, placed
@@ -52,14 +51,13 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where explanations go and what is written of them."""
+class Form:
+    """What is written of explanations, and how."""
 
-    out: Path
-    formats: tuple[str, ...]
+    kinds: tuple[str, ...]  # endings of the figures, npz for the maps
     overwrite: bool = False
     cells: bool = False
-    single: bool = False  # `out` is the file of the only figure
+    indexed: bool = True  # whether the folder gets an index and summaries
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,8 @@ class Written:
 class Writer:
     """Writes explanations in threads of its own; what it has written comes in the order in which it was given."""
 
-    def __init__(self, place: Place, summary: Summary, threads: int | None = None) -> None:
-        self.place, self.summary = place, summary
+    def __init__(self, summary: Summary, form: Form, threads: int | None = None) -> None:
+        self.summary, self.form = summary, form
         self.pool = ThreadPoolExecutor(threads or min(THREADS, os.cpu_count() or 1), "vitreous-writer")
         self.room = BoundedSemaphore(WAITING)
         self.jobs: dict[Path, Future[Written]] = {}
@@ -94,12 +92,10 @@ class Writer:
             if job.done() and not job.cancelled() and (error := job.exception()) is not None:
                 raise error
         mark, held = mark_of(one.maps), ExitStack()
-        endings = [f".{kind}" for kind in self.place.formats]
-        if self.place.single:
-            endings = [self.place.out.suffix, *(ending for ending in endings if ending == f".{NUMBERS}")]
-        name = held.enter_context(placed(self.summary, name, endings, mark["identity"], self.place.overwrite))
-        files = [self.summary.out / f"{name}{ending}" for ending in endings]
-        self.submit(one.file, lambda: write(one, mark, files, self.place, held))
+        endings = [f".{kind}" for kind in sorted(self.form.kinds, key=NUMBERS.__ne__)]  # the maps first
+        name = held.enter_context(placed(self.summary, name, endings, mark["identity"], self.form.overwrite))
+        names = [f"{name}{ending}" for ending in endings]
+        self.submit(one.file, lambda: write(one, mark, self.summary.out, names, self.form.cells, held))
 
     def submit(self, file: Path, job: Callable[[], Written]) -> None:
         self.room.acquire()
@@ -120,41 +116,44 @@ class Writer:
         self.summary.done = [one.entry for one in written]
         rows = [row for one in written for row in one.rows]
         rows += [failed_row(failed["image"], failed["reason"]) for failed in self.summary.failed]
-        if written and not self.place.single:
-            self.files, self.held = write_folder(self.summary.out, rows, indexed=bool(self.place.formats))
+        if written and self.form.indexed:
+            self.files, self.held = write_folder(self.summary.out, rows, indexed=bool(self.form.kinds))
 
 
 def write(
-    one: Explanation, mark: dict[str, Any], files: Sequence[Path], place: Place, held: AbstractContextManager[Any]
+    one: Explanation,
+    mark: dict[str, Any],
+    folder: Path,
+    names: Sequence[str],
+    cells: bool,
+    held: AbstractContextManager[Any],
 ) -> Written:
-    """Write the files of one image, each atomically."""
+    """Write the files of one image, each atomically; `held` reserves their names."""
     with held:
         maps = one.maps
         arrays = {name: each.map[0].cpu().numpy() for name, each in maps.items()}
         span = {name: {"min": number(values.min()), "max": number(values.max())} for name, values in arrays.items()}
         mark |= {"top": one.top, "range": span, "agreement": agreement(maps)}
-        sheet = one.sheet(place.cells) if files else None
-        for file in files:
-            if file.suffix == f".{NUMBERS}":
-                save_arrays(file, arrays, mark)
+        sheet = one.sheet(cells) if names else None
+        for name in names:
+            if is_numbers(name):
+                save_arrays(folder / name, arrays, mark)
             elif sheet is not None:
-                save_figure(sheet, file, mark)
+                save_figure(sheet, folder / name, mark)
     notes = {name: words for name, each in maps.items() if (words := told(each))}
-    named = {("maps" if file.suffix == f".{NUMBERS}" else "figure"): str(file) for file in reversed(files)}
-    entry = {"image": str(one.file), **named, "top": one.top, "range": span, "notes": notes}
-    inside = [] if place.single else [file.relative_to(place.out).as_posix() for file in files]
-    return Written(entry, rows_of(mark, inside, None if sheet is None else small(sheet)))
+    files = {"maps" if is_numbers(name) else "figure": str(folder / name) for name in reversed(names)}
+    entry = {"image": str(one.file), **files, "top": one.top, "range": span, "notes": notes}
+    return Written(entry, rows_of(mark, names, None if sheet is None else small(sheet)))
+
+
+def is_numbers(name: str) -> bool:
+    return name.endswith(f".{NUMBERS}")
 
 
 def small(sheet: Sheet) -> bytes | None:
     """A thumbnail of the first map on its image, which follows the image."""
     shown = [piece.pixels for piece in sheet.pieces if isinstance(piece, Picture)]
     return thumbnail(shown[1]) if len(shown) > 1 and isinstance(shown[1], Image.Image) else None
-
-
-def is_figure(out: Path) -> bool:
-    """Whether --out names a figure rather than a folder."""
-    return out.suffix.lower() in FIGURES and not out.is_dir()
 
 
 def key(one: Attribution) -> str:

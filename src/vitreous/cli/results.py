@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -22,7 +22,7 @@ from vitreous.images import listing, pictures
 from vitreous.models.model import Model
 
 BATCH = 8
-FILES = {*FIGURES, ".gif", ".npz"}  # endings of single results
+FILES = {*FIGURES, ".npz"}  # endings of the file that --out may name
 SHOWN = 20  # images listed in the summary
 Batch = list[tuple[Path, pictures.Picture]]
 
@@ -75,11 +75,23 @@ class Summary:
 
 def check_out(out: Path) -> None:
     """Raise if this path cannot be a folder of results."""
-    if out.suffix.lower() in FILES and not out.is_dir() and not out.exists():
+    if out.suffix.lower() in FILES and not out.exists():
         raise InputError(f"--out {out}: is the name of a file; give a folder, as there are several files to write")
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {out}: {folder} is a file, not a folder")
+
+
+def named_file(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path, Found, tuple[str, ...]]:
+    """The folder, the names and the kinds of files of the results: --out may also name the only file of one image."""
+    if out.suffix.lower() not in FILES or out.is_dir():
+        return out, found, formats
+    if len(found.files) != 1:
+        raise InputError(
+            f"--out {out}: is the name of one file, but there are {len(found.files)} images; give a folder"
+        )
+    check_out(out.parent)
+    return out.parent, replace(found, names={found.files[0]: out.stem}), (out.suffix.lower().removeprefix("."),)
 
 
 def find_pictures(sources: Sequence[str], limit: int | None = None) -> Found:
