@@ -100,7 +100,13 @@ class Writer:
     def submit(self, file: Path, job: Callable[[], Written]) -> None:
         self.room.acquire()
         self.jobs[file] = self.pool.submit(job)
-        self.jobs[file].add_done_callback(lambda _: self.room.release())
+        self.jobs[file].add_done_callback(self.ended)
+
+    def ended(self, job: Future[Written]) -> None:
+        """Make room for another; after an error nothing more is begun."""
+        self.room.release()
+        if not job.cancelled() and job.exception() is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
     def finish(self) -> None:
         """Wait for everything, then write the index and the summaries."""
