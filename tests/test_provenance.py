@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import vitreous
 from vitreous import Attribution, Model
 from vitreous._support.marks import read_mark
 from vitreous.attribution import mark_of
-from vitreous.errors import InputError
+from vitreous.errors import InputError, ModelWarning
 from vitreous.evaluation.study.read import open_study
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.libraries import cropped
@@ -151,6 +152,26 @@ def test_what_identifies_a_result(small: Model, photo: Path) -> None:
         vitreous.explain(small, photo, "gae", target=2),
     ]
     assert len({first.identity, *(one.identity for one in others)}) == 6
+
+
+def test_assumed_preprocessing_is_said(photo: Path, tmp_path: Path, run: Run) -> None:
+    """Neither given nor stored with the model: a warning in Python, a note on the command line, and in the result."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    net = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=64))
+    with pytest.warns(ModelWarning, match="its preprocessing is assumed: 64×64, mean 0.5, 0.5, 0.5, .* give your own"):
+        found = vitreous.explain(net, photo, "attention")
+    assert found.provenance["preprocess"]["assumed"] is True
+    net.save_pretrained(tmp_path / "folder")
+    ran = run("explain", str(photo), "--model", f"hf/{tmp_path / 'folder'}", "--method", "attention", "--out", "out")
+    assert ran.code == 0 and ran.err.count("its preprocessing is assumed") == 1 and "Warning" not in ran.err
+    transformers.ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path / "folder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stored = vitreous.explain(f"hf/{tmp_path / 'folder'}", photo, "attention")
+    assert "assumed" not in stored.provenance["preprocess"]
+    with pytest.warns(ModelWarning, match="its preprocessing is assumed"):
+        Model(zoo.network("hand-written")).prepare(photo)
 
 
 # --------------------------------------------------------------------------------------------------- where it is told

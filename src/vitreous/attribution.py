@@ -103,7 +103,9 @@ class Attribution:
     @property
     def provenance(self) -> dict[str, Any]:
         """Everything needed to reproduce the maps, as JSON."""
-        sources = self.sources if self.views is None else [self.views.told(i) for i in range(len(self))]
+        sources = (
+            [{"name": name} for name in self.names] if self.views is None else map(self.views.told, range(len(self)))
+        )
         return {
             "method": self.method,
             "options": plain(dict(self.options)),
@@ -115,7 +117,7 @@ class Attribution:
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
             "images": self.names,
-            "sources": plain(sources),
+            "sources": plain(self.sources or list(sources)),
             "notes": plain(dict(self.notes)),
             "vitreous": self.version,
             **(self.made_by.told if isinstance(self.made_by, Origin) else self.made_by or {}),

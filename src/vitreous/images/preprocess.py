@@ -6,6 +6,7 @@ Three channels are red, green and blue, and a transform takes a PIL image; other
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitreous.errors import InputError, ModelError, one_line
+from vitreous.errors import InputError, ModelError, ModelWarning, one_line
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -38,6 +39,7 @@ class Preprocess:
     bands: tuple[int, ...] | None = None  # the channels that are shown, in grey or as red, green and blue
     known: bool = True  # mean and std undo it
     own: bool = False  # a user's, whose steps nothing else can stand in for
+    assumed: bool = False  # neither given nor stored with the model: what is usual
 
     def __call__(self, image: Image.Image | Bands) -> Float[Tensor, "channels Y X"]:
         if isinstance(image, Bands) and self.channels == 3:
@@ -103,6 +105,21 @@ class Preprocess:
             return image.crop((round(left), round(top), round(right), round(bottom))).resize(size, BICUBIC)
         inside = max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height)
         return image.resize(size, BICUBIC, box=inside)
+
+
+def said_if_assumed(steps: Preprocess, name: str) -> Preprocess:
+    """The same steps, with a warning if they are assumed."""
+    if steps.assumed:
+        warnings.warn(what_is_assumed(steps, name), ModelWarning, stacklevel=5)  # where the user calls explain
+    return steps
+
+
+def what_is_assumed(steps: Preprocess, name: str) -> str:
+    """What to say where nothing tells how the images of a model are prepared."""
+    high, wide = steps.size
+    mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (steps.mean, steps.std))
+    said = f"{name}: its preprocessing is assumed: {high}×{wide}, mean {mean}, standard deviation {std}"
+    return f"{said}; if it was trained otherwise, give your own: Model(net, preprocess=…)"
 
 
 def checked(x: Any, channels: int = 3) -> Tensor:

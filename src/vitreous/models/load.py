@@ -12,6 +12,7 @@ import torch
 
 from vitreous._support.files import stamp_file
 from vitreous.errors import ModelError, ModelWarning, one_line, one_of
+from vitreous.images.preprocess import what_is_assumed
 from vitreous.models.labels import read_labels
 from vitreous.models.libraries import DEFAULT, SOURCES, Size, embedded
 from vitreous.models.libraries.loading import RANDOM
@@ -66,8 +67,9 @@ def load(
     model.spec, model.weights = f"{source}/{name}", found.weights or files
     for file in model.weights:
         model.facts.note(("stamp", file), stamp_file(file))  # so that a later file is not taken for it
-    model.notes = (*found.notes, *found.asked)
-    for note in found.notes:
+    assumed = (what_is_assumed(found.preprocess, model.name),) if found.preprocess.assumed else ()
+    model.notes = (*found.notes, *assumed, *found.asked)
+    for note in (*found.notes, *assumed):
         warnings.warn(note, ModelWarning, stacklevel=2)
     LOG.info("%s runs on %s in %s", model.name, model.device, model.dtype)
     return model

@@ -111,7 +111,7 @@ class Model:
 
     def _usual_preprocess(self) -> Preprocess:
         try:
-            return self.library.preprocess(self.module)
+            return preprocess.said_if_assumed(self.library.preprocess(self.module), self.name)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             said = f"{self.name}: its usual preprocessing cannot be made ({one_line(error, 120)})"
             raise ModelError(f"{said}; give one, Model(net, preprocess=…), or float tensors [B, 3, H, W]") from error

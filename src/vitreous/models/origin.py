@@ -22,7 +22,6 @@ from vitreous.models.model import Model
 from vitreous.version import VERSION
 
 CHANGED = "the weights have changed since the maps were made"
-PACKAGES = {"timm": "timm", "hf": "transformers", "torchvision": "torchvision", "openclip": "open_clip_torch"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +48,7 @@ class Origin:
             "input": {"size": list(self.size), "channels": model.channels, "dtype": str(model.dtype)[6:]},
             "preprocess": preprocess_of(model),
             "output": model.output,
-            "versions": versions(source),
+            "versions": versions(model.library.PACKAGE),
         }
 
     @property
@@ -98,14 +97,14 @@ def preprocess_of(model: Model) -> dict[str, Any] | None:
         "mean": [round(float(x), 6) for x in steps.mean],
         "std": [round(float(x), 6) for x in steps.std],
         "seen_of_320x240": [round(x, 1) for x in (left, top, right, bottom)],
+        **({"assumed": True} if steps.assumed else {}),
         "transform": words if len(words) <= 500 else words[:499] + "…",
     }
 
 
-def versions(library: str = "") -> dict[str, str]:
+def versions(package: str) -> dict[str, str]:
     """Versions of everything that has a part in a result."""
     named = {"torch": torch.__version__, "python": platform.python_version()}
-    package = PACKAGES.get(library, "timm")
     with suppress(PackageNotFoundError):
         named[package] = version(package)
     return {"vitreous": VERSION, **named}
