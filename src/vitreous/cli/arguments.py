@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from vitreous._support.files import FIGURES
 from vitreous.cli.formats import USUAL, parse_formats
 from vitreous.errors import ModelWarning, OptionError
 
@@ -121,9 +122,10 @@ FILE = typer.Option("--out", "-o", help="File to write.")
 OutFile = Annotated[Path, FILE]
 OutFileIfAny = Annotated[Path | None, FILE]
 Format = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--format",
+        show_default=USUAL,
         help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers); or none.",
         metavar="KINDS",
     ),
@@ -196,13 +198,15 @@ class Place:
     """Where results go, what is written of them, and whether they may replace others."""
 
     out: OutFolder = OUT
-    format: Format = USUAL
+    format: Format = None
     overwrite: Overwrite = False
     as_json: AsJson = False
 
     @property
     def formats(self) -> tuple[str, ...]:
-        return parse_formats(self.format)
+        """What is written; with --out FILE.png, unless the numbers are asked for, only the figure."""
+        one = self.out.suffix.lower() in FIGURES and not self.out.is_dir()
+        return parse_formats(self.format or ("png" if one else USUAL))
 
 
 @dataclass(frozen=True)

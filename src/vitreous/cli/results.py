@@ -128,12 +128,14 @@ def work_through(
     work: Callable[[Batch], None],
     report: Callable[[], None],
     quiet: bool,
+    finish: Callable[[], None] = lambda: None,
 ) -> None:
-    """Process the images in batches; on an interrupt, report what was finished."""
+    """Process the images in batches, then `finish`; on an interrupt, report what was finished."""
     with show_progress(False if quiet else None):
         try:
             for batch in steps(read_batches(files, summary, size), len(files), "images", len):
                 in_batches(partial(on_part, work, batch), len(batch), len(batch))
+            finish()
         except KeyboardInterrupt:
             report()
             raise
