@@ -40,7 +40,7 @@ def canonical(requirement: str) -> str:
 CORE = {canonical(one) for one in PROJECT["dependencies"]}
 EXTRAS = {name: {canonical(one) for one in some} for name, some in PROJECT["optional-dependencies"].items()}
 OPTIONAL = (
-    EXTRAS["hf"] | EXTRAS["clip"] | EXTRAS["web"] | EXTRAS["ray"] | EXTRAS["tiff"]
+    EXTRAS["hf"] | EXTRAS["clip"] | EXTRAS["web"] | EXTRAS["ray"] | EXTRAS["tiff"] | EXTRAS["peft"]
 )  # what users install; not dev, docs, bench
 
 

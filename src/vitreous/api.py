@@ -6,12 +6,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
-
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, Views, attribute_all, join
 from vitreous.errors import OptionError, TargetError, Unsupported
-from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod, MethodWarning
 from vitreous.trace import trace as engine
 from vitreous.trace.apply import (
@@ -38,7 +35,7 @@ class Trace(engine.Trace):
 
 
 def explain(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     method: str | ConfiguredMethod | None = None,
     target: Any = None,
@@ -46,6 +43,7 @@ def explain(
 ) -> Attribution:
     """Explain images with one method.
 
+    `model`: a `Model`, or whatever `vitreous.load` takes: a name, a network, a transformers pipeline.
     `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (used as it is; of as many
     channels as the model takes), or a `Trace`, so that several methods share one forward pass. `method`: a name, with
     its `options` as keywords (see `vitreous methods NAME`), or a configured method such as
@@ -57,7 +55,7 @@ def explain(
 
 
 def explain_targets(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     method: str | ConfiguredMethod | None,
     targets: Any,
@@ -77,7 +75,7 @@ def explain_targets(
 
 
 def explain_all(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     method: str | ConfiguredMethod | None,
     targets: list[Any],

@@ -28,7 +28,8 @@ def read_safetensors(file: Path) -> State:
     from safetensors.torch import load_file
 
     try:
-        return load_file(file)
+        found: State = load_file(file)
+        return found
     except Exception as error:
         said = f"is not a readable checkpoint ({one_line(error, 120)})"
         raise WeightsError(f"{file}: {said}; copy or save it again") from None
@@ -151,7 +152,10 @@ def fill(
                 wrong, found, named = "", converted, given
                 break
     if wrong:
-        raise WeightsError(f"{path}: does not fit {type(net).__name__}: {wrong}{remedy(own, named.state)}")
+        near = len(own.keys() & named.state.keys()) > len(own) / 10
+        shown = named.state if near else unwrapped(set(own), state)
+        wrong = mismatch(own, shown) + remedy(own, shown)
+        raise WeightsError(f"{path}: does not fit {type(net).__name__}: {wrong}")
     net.load_state_dict(found)
     return tuple(notes_on(named, path, type(net).__name__))
 

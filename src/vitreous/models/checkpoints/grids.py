@@ -74,7 +74,9 @@ def size_in(state: State, grid: Grid | None, path: str, given: Size | None) -> S
         return side * grid.patch[0], side * grid.patch[1]
     tried = f"{shown(given)} does not fit" if given else "its shape is not known"
     said = f"its position grid has {count} places, which is no square, and {tried}"
-    raise WeightsError(f"{path}: {said}; give the height and width it was trained with, img_size=(H, W) (--img-size HxW)")
+    raise WeightsError(
+        f"{path}: {said}; give the height and width it was trained with, img_size=(H, W) (--img-size HxW)"
+    )
 
 
 def shown(size: Size) -> str:

@@ -1,8 +1,8 @@
 """Pickled checkpoints, read as data: what is neither a tensor nor a plain value becomes an inert object.
 
-torch.load(weights_only=True) reads most files. Others also hold settings of a trainer's own classes. These are read by
-an unpickler that imports nothing and calls nothing but torch's functions that put a tensor together: every other name in the
-file stands for an inert class.
+torch.load(weights_only=True) reads most files. Others also hold settings of a trainer's own classes. These are read
+by an unpickler that imports nothing and calls nothing but torch's functions that put a tensor together: every other
+name in the file stands for an inert class.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vitreous.errors import WeightsError, one_line
 TRUST = "if you trust whoever made it, say trust_pickle=True (--trust-pickle)"
 REMEDY = "save model.state_dict() instead"
 # What runs commands, opens files or fetches code: a checkpoint that names it is refused as a whole.
-HOSTILE = frozenset(
-    "os posix nt subprocess sys shutil socket runpy importlib ctypes pty code codeop commands webbrowser pip pdb timeit "
-    "asyncio urllib ftplib".split()
-)
-HOSTILE_NAMES = frozenset("eval exec compile open __import__ input breakpoint execfile file apply".split())
+HOSTILE = {
+    *("os", "posix", "nt", "subprocess", "sys", "shutil", "socket", "runpy", "importlib", "ctypes", "pty", "code"),
+    *("codeop", "commands", "webbrowser", "pip", "pdb", "timeit", "asyncio", "urllib", "ftplib"),
+}
+HOSTILE_NAMES = {"eval", "exec", "compile", "open", "__import__", "input", "breakpoint", "execfile", "file", "apply"}
 
 
 class Inert:
@@ -94,8 +94,8 @@ def of_type(function: Callable[..., Any], kind: Any, args: tuple[Any, ...], stat
 
 
 CALLED: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": torch._utils._rebuild_tensor,  # type: ignore[no-untyped-call]
-    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,  # type: ignore[no-untyped-call]
+    "torch._utils._rebuild_tensor": torch._utils._rebuild_tensor,
+    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
     "torch._utils._rebuild_parameter": lambda data, *more: data,
     "torch._utils._rebuild_parameter_with_state": lambda data, *more: data,
     "torch._tensor._rebuild_from_type_v2": of_type,
@@ -161,6 +161,10 @@ def refuse_archives(file: Path) -> None:
             raise WeightsError(f"{file}: is a TorchScript archive, which hides the attention; {REMEDY}")
     elif tarfile.is_tarfile(file):
         raise WeightsError(f"{file}: is a tar archive; unpack it and give the file of weights itself")
+    elif not may_be_pickle(file):
+        raise WeightsError(
+            f"{file}: is not a readable checkpoint (torch.save did not write it); give a file of weights"
+        )
 
 
 def why_not(said: str) -> str:
@@ -169,7 +173,7 @@ def why_not(said: str) -> str:
     if found is not None:
         return f"contains a {found[1]} besides tensors and cannot be read; {REMEDY}"
     other = "weights_only" in said or "Weights only" in said or not said
-    reason = "it is cut off, or no file of torch.save" if other else one_line(ValueError(said), 120)
+    reason = "it is cut off or damaged" if other else one_line(ValueError(said), 120)
     return f"is not a readable checkpoint ({reason}); copy or save it again"
 
 
@@ -209,7 +213,7 @@ def open_trusted(file: Path) -> nn.Module | None:
 
 def may_be_pickle(file: Path) -> bool:
     """Whether a file may hold a pickle."""
-    if not file.is_file() or file.suffix in (".safetensors", ".json"):
+    if not file.is_file():
         return False
     with file.open("rb") as opened:
         return opened.read(1) in (b"P", b"\x80")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.errors import WeightsError, nearest, one_line
+from vitreous.errors import WeightsError, one_line
 from vitreous.models.checkpoint import State, read_safetensors, some
 from vitreous.models.checkpoints.pickles import as_mapping, pickled_module, read_pickle, refuse_module, tensors_of
 
@@ -18,7 +18,11 @@ from vitreous.models.checkpoints.pickles import as_mapping, pickled_module, read
 MAIN = ("state_dict", "model", "model_state_dict", "model_state", "teacher", "module", "net", "network", "weights")
 AVERAGES = ("model_ema", "state_dict_ema", "ema", "ema_state_dict", "student", "ema_model", "swa_model")
 BESIDES = ("optim", "lr_", "scheduler", "scaler", "callback", "loops", "criterion", "loss", "amp", "metric", "rng")
-SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json", "diffusion_pytorch_model.safetensors.index.json")
+SHARDS = (
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors.index.json",
+)
 USUAL = ("model.safetensors", "pytorch_model.bin", "model.pth", "model.pt", "open_clip_model.safetensors")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 NOT_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler", "adapter_model", "random_states")
@@ -44,7 +48,7 @@ def read(weights: str) -> Checkpoint:
     if len(files) > 1 or path.suffix == ".json":
         return Checkpoint(weights, read_shards(files), files, part=part)
     (file,) = files
-    if file.suffix == ".safetensors":
+    if is_safetensors(file):
         return Checkpoint(weights, read_safetensors(file), files, part=part)
     content = read_pickle(file)
     called = pickled_module(content)
@@ -53,6 +57,13 @@ def read(weights: str) -> Checkpoint:
     state, notes, part = choose(content, part, file)
     settings = as_mapping(content) or {}
     return Checkpoint(weights, state, files, notes, part, settings)
+
+
+def is_safetensors(file: Path) -> bool:
+    """By its ending, or because it begins as such files do, whatever it is called."""
+    with file.open("rb") as opened:
+        start = opened.read(9)
+    return file.suffix == ".safetensors" or (start[8:] == b"{" and start[:1] not in (b"P", b"\x80"))
 
 
 def split(weights: str) -> tuple[Path, str | None]:
@@ -154,10 +165,11 @@ def choose(content: Any, part: str | None, file: Path) -> tuple[State, tuple[str
     if main is None:
         raise WeightsError(f"{file}: holds several networks; choose one: {chosen(file, list(found))}")
     if part is not None:
-        heads = {key.partition(".")[0] for key in found[main]}
         if not any(key.startswith(f"{part}.") for key in found[main]):
-            known = [*(name for name in found if name), *heads]
-            raise WeightsError(f"{file}: has no {part!r}{nearest(part, known) or '; it has ' + ', '.join(known[:8])}")
+            known = [name for name in found if name] or list(
+                dict.fromkeys(key.partition(".")[0] for key in found[main])
+            )
+            raise WeightsError(f"{file}: has no {part!r}; it has {', '.join(known[:8])}")
         return found[main], (), part
     others = [name for name in found if name and name != main and len(found[name]) > len(found[main]) / 2]
     said = f"{file}: {main or 'its own names'} is used; it also holds {', '.join(others)}: {chosen(file, others)}"

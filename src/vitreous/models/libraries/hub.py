@@ -21,7 +21,7 @@ LOCK = threading.RLock()
 
 def silent(url: str) -> str | None:
     """Why a server cannot be used, or None if it answers; proxies and certificates are those of huggingface_hub."""
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     answers: list[str | None] = []
 
@@ -59,8 +59,10 @@ def hub() -> Iterator[str | None]:
 def refuse_silent(url: str, name: str) -> None:
     """Raise if weights must be downloaded from this address and its server does not answer."""
     import torch
+    from huggingface_hub import constants
 
-    if (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name).is_file():
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
+    if file.is_file() or constants.HF_HUB_OFFLINE:  # in this mode its client asks no one
         return
     reason = silent("{0.scheme}://{0.netloc}".format(urlsplit(url)))
     if reason is not None:

@@ -27,6 +27,7 @@ PREFIX = "hf"
 CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
 HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
 PREFIXES: tuple[str, ...] = ()
+CLASSIFIERS = ("classifier", "head", "score")
 # The defaults of their processors are another model's; the published checkpoints were trained on ImageNet's colours.
 PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
 
@@ -209,7 +210,8 @@ def adapt(given: Any, channels: int = 3) -> Preprocess:
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
-def load(name: str, weights: str | None, size: Size | None) -> Loaded:
+def load(name: str, weights: str | None, size: Size | None, classes: int | None = None) -> Loaded:
+    """`classes`: an adapter will replace the classifier by one of so many."""
     transformers = needs("transformers", "hf")
     here = Path(name).is_dir()
     if name.startswith((".", "/", "~")) and not here:
@@ -217,14 +219,18 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
     found = read_weights(weights)
     with nullcontext() if here else hub() as reason:
         config = read_config(transformers, name, reason)
-        make = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None) or transformers.AutoModel
+        make = (
+            getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None) or transformers.AutoModel
+        )
+        if classes is not None and "Classification" not in make.__name__:
+            make = transformers.AutoModelForImageClassification
         try:
-            done = of_weights(make, name, config, weights, found, size)
+            done = of_weights(make, name, config, weights, found, size, classes)
         except WeightsError:
             raise
         except Exception as error:
             raise ModelError(f"hf/{name}: cannot be loaded ({reason or one_line(error, 200)})") from error
-        done.net.config._name_or_path = name  # where its image processor is
+        done.net.config._name_or_path = name  # type: ignore[union-attr]  # where its image processor is
         refuse_odd_size(done.net, size, f"hf/{name}", own_size(done.net))
         return Loaded(done.net, find_preprocess(done.net, size, local=False), Path(name).name, None, None, *done[1:])
 
@@ -240,17 +246,23 @@ def read_config(transformers: Any, name: str, reason: str | None) -> Any:
 
 
 def of_weights(
-    make: Any, name: str, config: Any, weights: str | None, found: Checkpoint | None, size: Size | None
+    make: Any,
+    name: str,
+    config: Any,
+    weights: str | None,
+    found: Checkpoint | None,
+    size: Size | None,
+    classes: int | None = None,
 ) -> Filled:
     """A network with its published weights, with those of a file, or untrained."""
     if weights is None:
-        net = from_folder(make, name)
+        net = from_folder(make, name, classes)
         before = own_size(net)
         grid = None if size in (None, before) else grid_of(net, before)
         said = () if grid is None or size is None else (resampled_note(f"hf/{name}", grid.size, size, grid.patch),)
         return Filled(net, (), said, files_here(name))
     if found is None:
-        return Filled(from_config(make, config))
+        return Filled(built(make, config, Settings(None, classes)))
     return filled(lambda asked: built(make, config, asked), found, size, own_size, converter(make), stretches=True)
 
 
@@ -286,11 +298,12 @@ def files_here(name: str) -> tuple[Path, ...]:
     return cached(name, ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"))
 
 
-def from_folder(made: Any, name: str) -> Any:
+def from_folder(made: Any, name: str, classes: int | None = None) -> Any:
     """from_pretrained, which fills what a checkpoint lacks with noise; here that is an error."""
+    other = {} if classes is None else {"num_labels": classes, "ignore_mismatched_sizes": True}
     with quiet() if Path(name).is_dir() else hush():  # a download shows its progress
-        net, told = made.from_pretrained(name, output_loading_info=True)
-    missing = sorted(told["missing_keys"])
+        net, told = made.from_pretrained(name, output_loading_info=True, **other)
+    missing = sorted(key for key in told["missing_keys"] if classes is None or not key.startswith(CLASSIFIERS))
     if missing and all(key.split(".")[0] == "pooler" for key in missing):  # not part of what was trained
         net.pooler = None
     elif missing:

@@ -19,6 +19,7 @@ from vitreous.models.libraries.hub import no_weights
 
 RANDOM = "random"  # in place of a file of weights: untrained
 SEE = "; see: vitreous models"
+NOTHING: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def filled(
     better = Settings(fixed or told, classes, channels_in(state, net))
     if better.size != fixed or classes != settings.classes or better.channels not in (None, channels_of(net)):
         net = build(better)
-    notes, asked = found.notes, ()
+    notes, asked = found.notes, NOTHING
     if told is not None and grid is not None and usual is not None:
         if size in (None, told):
             notes += (own_size_note(found.said, told, usual, grid.patch),)

@@ -15,6 +15,7 @@ from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import Preprocess, adapt, scaled
 from vitreous.models.checkpoint import Blank, Convert, State
 from vitreous.models.checkpoints.grids import refuse_odd_size
+from vitreous.models.checkpoints.read import ENDINGS
 from vitreous.models.libraries.any import Loaded, Size, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import meaning as meaning
@@ -55,15 +56,26 @@ def name(net: nn.Module) -> str:
 
 
 def labels(net: nn.Module) -> Mapping[int, str]:
-    """ImageNet's names, if the number of classes and the name of the weights point to one of its subsets."""
+    """Those it states, or ImageNet's, if the count and the name of the weights point to one of its subsets."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     count: Any = getattr(net, "num_classes", None)
+    stated = stated_labels(net.pretrained_cfg)
+    if stated:
+        return stated if len(stated) == count else {}
     subset = infer_imagenet_subset(net) if count else None
     if not subset:
         return {}
     info = ImageNetInfo(subset)
     return {index: info.index_to_description(index) for index in range(count)}
+
+
+def stated_labels(config: Any) -> dict[int, str]:
+    """The class names that a folder of timm states: names or indices to names, with or without descriptions."""
+    names = config.get("label_names") if isinstance(config, dict) else None
+    listed: Mapping[Any, Any] = dict(enumerate(names)) if isinstance(names, list | tuple) else names or {}
+    told: Mapping[Any, Any] = (config.get("label_descriptions") if listed else None) or {}
+    return {int(index): str(told.get(name, name)) for index, name in listed.items()}
 
 
 def classifies(net: nn.Module) -> bool | None:
@@ -114,7 +126,8 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         made = Filled(net, (), asked, published_files(net)) if weights is None else Filled(net)
     else:
         made = filled(build, state, size, built_size, convert)
-    return Loaded(made.net, preprocess(made.net, size), name, None, None, *made[1:])
+    known_as = Path(name).name if name.startswith("local-dir:") else name
+    return Loaded(made.net, preprocess(made.net, size), known_as, None, None, *made[1:])
 
 
 def fetching(name: str, weights: str | None) -> AbstractContextManager[str | None]:
@@ -150,12 +163,10 @@ def usual_size(net: nn.Module) -> Size | None:
 def hint(name: str) -> str:
     """What the user may have meant by something that is not the name of a timm model."""
     path = Path(name)
-    if path.is_dir() or (name.count("/") == 1 and not path.suffix):
-        return f"; a Hugging Face folder or ID is written hf/{name}"
-    if path.suffix in (".safetensors", ".pth", ".pt", ".bin", ".ckpt"):
-        return (
-            "; a file of weights needs its architecture: load(NAME, weights=FILE), on the command line -m NAME -w FILE"
-        )
+    if name.count("/") == 1 and not path.suffix:
+        return f"; there is no such folder here, and a Hugging Face ID is written hf/{name}"
+    if path.suffix in ENDINGS:
+        return "; there is no such file here"
     return ""
 
 
