@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ def load_adapted(source: str, name: str, weights: str | None, size: Size | None,
     else:
         base = SOURCES[source].load(name, weights, size)
     try:
-        net = joined(base.net, folder, state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another base than the one that it names: what matters is verified
+            net = joined(base.net, folder, state)
     except VitreousError:
         raise
     except Exception as error:
