@@ -741,7 +741,7 @@ def no_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(constants, "ENDPOINT", url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr("vitreous.models.libraries.hub.WAIT", 1.0)  # of 3 seconds
+        monkeypatch.setattr("vitreous.models.libraries.hub.WAIT", 1.0)
         yield url
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from vitreous.errors import ModelError, one_line
 
-WAIT = 3.0  # seconds
+WAIT = 2.5  # seconds
 LOCK = threading.RLock()
 
 
@@ -34,20 +34,25 @@ def silent(url: str) -> str | None:
 
     asking = threading.Thread(target=ask, daemon=True)  # looking a name up cannot be interrupted
     asking.start()
-    asking.join(WAIT + 0.5)
-    reason = answers[0] if answers else f"no answer within {WAIT:.0f} s"
+    asking.join(WAIT + 0.2)
+    reason = answers[0] if answers else f"no answer within {WAIT:g} s"
     return None if reason is None else f"no connection to {url}: {reason}"
 
 
 @contextmanager
-def hub() -> Iterator[str | None]:
-    """Within this context the hub is used if it answers, else only the local cache; yields why it is not used."""
+def hub(repository: str | None = None, name: str = "") -> Iterator[str | None]:
+    """Within this context the hub is used if it answers, else only the local cache; yields why it is not used.
+
+    `repository`: raise at once if it is needed, for the model `name`, and nothing of it is in the cache.
+    """
     from huggingface_hub import constants
 
     reason = None if constants.HF_HUB_OFFLINE else silent(str(constants.ENDPOINT))
     if reason is None:
         yield None
         return
+    if repository is not None and not in_cache(repository):
+        raise no_weights(name, reason)
     with LOCK:
         constants.HF_HUB_OFFLINE = True
         try:
@@ -72,6 +77,14 @@ def refuse_silent(url: str, name: str) -> None:
 def no_weights(name: str, reason: str) -> ModelError:
     said = f"the weights of {name} could not be downloaded ({reason})"
     return ModelError(f"{said}; give a file with weights=…, or weights='random' for untrained ones")
+
+
+def in_cache(repository: str) -> bool:
+    """Whether any version of a repository lies in the local cache."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots"
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def cached(repository: str, names: Sequence[str]) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from vitreous.errors import ModelError, nearest
+from vitreous.errors import ModelError, VitreousError, nearest
 from vitreous.images.preprocess import Preprocess, adapt, scaled
 from vitreous.models.checkpoint import Blank, Convert, State
 from vitreous.models.checkpoints.grids import refuse_odd_size
@@ -113,6 +113,8 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         try:
             with hush(), nullcontext() if state is None else Blank(), fetching(name, weights) as reason:
                 net: nn.Module = timm.create_model(name, pretrained=weights is None, **options)
+        except VitreousError:
+            raise
         except Exception as error:
             if "img_size" in str(error) and asked.size is not None:
                 raise fixed_size(name, error) from error
@@ -138,7 +140,8 @@ def fetching(name: str, weights: str | None) -> AbstractContextManager[str | Non
     config: Any = timm.get_pretrained_cfg(name, allow_unregistered=True) if weights is None and not online else None
     if config is not None and config.url and not config.hf_hub_id:
         refuse_silent(config.url, name)
-    return hub() if online or (config is not None and config.hf_hub_id) else nullcontext()
+    repository = name.partition(":")[2] if online and weights is None else config and config.hf_hub_id
+    return hub(repository.partition("@")[0], name) if repository else hub() if online else nullcontext()
 
 
 def published_files(net: nn.Module) -> tuple[Path, ...]:
