@@ -98,9 +98,9 @@ def filled(
         net = build(better)
     notes, asked = found.notes, NOTHING
     if told is not None and grid is not None and usual is not None:
-        if size in (None, told):
+        if size is None:
             notes += (own_size_note(found.said, told, usual, grid.patch),)
-        else:
+        elif size != told:
             asked = (resampled_note(found.said, told, size, grid.patch),)
     notes += fill(net, found.state, found.said, convert, found.part)
     return Filled(net, notes, asked, found.files)
