@@ -350,6 +350,12 @@ def test_a_second_classifier_is_not_left_out_silently(tmp_path: Path) -> None:
     assert "unexpected head_dist.weight" in refusal(SMALL, saved(state, tmp_path / "w.pth"), kind=WeightsError)
 
 
+def test_a_distilled_checkpoint_names_what_is_too_much(tmp_path: Path) -> None:
+    net = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, img_size=64)
+    said = refusal("deit_tiny_patch16_224", saved(net.state_dict(), tmp_path / "w.pth"), kind=WeightsError)
+    assert "unexpected dist_token, head_dist.weight, head_dist.bias" in said
+
+
 def test_the_best_prefix_wins() -> None:
     own = {"a.weight", "a.bias", "norm.weight"}
     state = {f"{prefix}{key}": torch.zeros(1) for prefix in ("x.y.", "z.") for key in own}
@@ -417,6 +423,20 @@ def test_input_sizes_of_torchvision(tmp_path: Path) -> None:
         assert larger.size == (128, 128) and not said and "6×6 is resampled to 8×8" in larger.notes[0]
 
 
+def test_tables_of_distances_tell_the_size_too(tmp_path: Path) -> None:
+    """BEiT has no positions, but a table of the distances between them."""
+    small_beit = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
+    make = timm.create_model
+    net = make("beit_base_patch16_224", img_size=96, **small_beit)
+    path = saved(net.state_dict(), tmp_path / "w.pth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm, "create_model", lambda name, **more: make(name, **{**small_beit, **more}))
+        model, said = loaded("beit_base_patch16_224", path)
+        assert model.size == (96, 96) and equal(model.net, net) and "6×6" in said[0]
+        larger, said = loaded("beit_base_patch16_224", path, img_size=128)
+        assert larger.size == (128, 128) and not said and "6×6 is resampled to 8×8" in larger.notes[0]
+
+
 def test_patches_must_fill_the_image(tmp_path: Path, run: Run, cat: Path, hf_folder: Path) -> None:
     """P2: --img-size 225 with patches of 16."""
     said = "img_size 225 is not a multiple of its patches of 16 pixels; try 224 or 240"
@@ -426,6 +446,8 @@ def test_patches_must_fill_the_image(tmp_path: Path, run: Run, cat: Path, hf_fol
     assert "img_size 64×100 is not a multiple of its patches of 16 pixels; try 64×96 or 80×112" in refusal(
         SMALL, "random", img_size=(64, 100)
     )
+    assert said in refusal("xcit_nano_12_p16_224", "random", img_size=225), "of a stem of several convolutions"
+    assert said in refusal("torchvision/vit_b_16", "random", img_size=225)
     assert said in run("explain", cat, "--img-size", "225").error
 
 
@@ -543,6 +565,13 @@ def test_a_file_that_names_its_architecture(told: dict[str, Any], tmp_path: Path
     model, said = loaded(path)
     assert equal(model.net, net) and not said
     assert model.spec.startswith(f"timm/{SMALL}") and model.weights == (path,)
+
+
+def test_settings_of_omegaconf(tmp_path: Path) -> None:
+    omegaconf = pytest.importorskip("omegaconf", reason="OmegaConf is not installed")
+    net, settings = small(3), omegaconf.OmegaConf.create({"lr": 0.1, "model": {"name": SMALL}, "sizes": [1, 2]})
+    path = saved({"state_dict": net.state_dict(), "hyper_parameters": {"cfg": settings}}, tmp_path / "w.ckpt")
+    assert equal(loaded(path)[0].net, net)
 
 
 def test_files_and_folders_that_name_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -137,9 +138,17 @@ def bare_names(own: Iterable[str], state: State, part: str | None = None) -> Sta
 
 
 def fill(
-    net: nn.Module, state: State, path: str, convert: Convert | None = None, part: str | None = None
+    net: nn.Module,
+    state: State,
+    path: str,
+    convert: Convert | None = None,
+    part: str | None = None,
+    resized: str | None = None,
 ) -> tuple[str, ...]:
-    """Load a state strictly, through `convert` where its names differ; return notes; raise with what does not fit."""
+    """Load a state strictly, through `convert` where its names or shapes differ; raise with what does not fit.
+
+    Returns notes. `resized`: the parameter that is known to get another shape.
+    """
     own = net.state_dict()
     named = fit_names(own, state, part)
     wrong, found = mismatch(own, named.state), named.state
@@ -157,14 +166,19 @@ def fill(
         wrong = mismatch(own, shown) + remedy(own, shown)
         raise WeightsError(f"{path}: does not fit {type(net).__name__}: {wrong}")
     net.load_state_dict(found)
-    return tuple(notes_on(named, path, type(net).__name__))
+    kept = {key: value for key, value in named.state.items() if key in own and key != resized}
+    new = [key for key, value in kept.items() if value.numel() != own[key].numel()]
+    said = (f"{path}: {some('resampled to fit', new)}",) if new else ()
+    return (*notes_on(named, path, type(net).__name__), *said)
 
 
 def tried(convert: Convert, state: State, net: nn.Module) -> State | None:
-    try:
-        return convert(dict(state), net)
-    except Exception:  # not a format it converts: the error names the keys as given
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of functions that are old, not of these weights
+        try:
+            return convert(dict(state), net)
+        except Exception:  # not a format it converts: the error names the keys as given
+            return None
 
 
 def notes_on(named: Named, path: str, kind: str) -> Iterable[str]:

@@ -68,12 +68,19 @@ def load(
     else:
         model = given(spec, weights, device, dtype, img_size, labels=named, **more)
     if probe is not None:
-        from vitreous.models.probe.attach import attach
-
-        model = attach(model, probe)
-        model.net.eval().requires_grad_(False)
+        model = probed(model, probe)
     LOG.info("%s runs on %s in %s", model.name, model.device, model.dtype)
     return model
+
+
+def probed(model: Model, probe: str | Path) -> Model:
+    """The model with the classes of a probe, which is one more file of its weights."""
+    from vitreous.models.probe.attach import attach
+
+    found = attach(model, probe).to(model.device, model.dtype)
+    found.net.eval().requires_grad_(False)
+    found.spec, found.notes, found.weights = model.spec, model.notes, (*model.weights, Path(probe))
+    return found
 
 
 def find(spec: str | None, weights: str | None, size: Size | None, trust: bool) -> tuple[Loaded, str]:
@@ -87,7 +94,7 @@ def find(spec: str | None, weights: str | None, size: Size | None, trust: bool) 
         whole = trusted(spec, weights, size)
         if whole is not None:
             return whole
-    here = spec is not None and places.is_path(spec, SOURCES)
+    here = spec not in (None, EMBEDDED) and places.is_path(str(spec), SOURCES)
     place = places.find(str(spec), weights, SOURCES) if here else in_source(spec, weights)
     if place.weights is not None and (Path(place.weights) / ADAPTER).is_file():
         place = place._replace(weights=None, adapter=Path(place.weights))
@@ -103,20 +110,22 @@ def find(spec: str | None, weights: str | None, size: Size | None, trust: bool) 
 def in_source(spec: str | None, weights: str | None) -> Place:
     """A name in a library; a folder after hf/ may also be one that a trainer wrote."""
     source, name = parse(spec)
-    folder = Path(name).expanduser()
-    if source == "hf" and folder.is_dir() and not (folder / "config.json").is_file():
+    folder = Path(name.removeprefix("local-dir:")).expanduser()
+    named = source == "hf" or name.startswith("local-dir:")
+    if named and folder.is_dir() and not (source == "hf" and (folder / "config.json").is_file()):
         from vitreous.models.checkpoints import places
 
         return places.in_folder(folder, weights, SOURCES)
-    return Place(source, str(folder) if source == "hf" and folder.is_dir() else name, weights)
+    return Place(source, str(folder) if named and folder.is_dir() else name, weights)
 
 
 def trusted(spec: str | None, weights: str | None, size: Size | None) -> tuple[Loaded, str] | None:
     """The network in a pickle that the user trusts, if there is one."""
-    from vitreous.models.checkpoints.pickles import may_be_pickle, open_trusted
+    from vitreous.models.checkpoints.pickles import open_trusted
+    from vitreous.models.checkpoints.read import is_whole
 
     file = Path(weights or spec or "").expanduser()
-    net = open_trusted(file) if may_be_pickle(file) else None
+    net = open_trusted(file) if is_whole(file) else None
     if net is None:
         return None
     library = library_of(unwrap(net))

@@ -12,6 +12,7 @@ from vitreous.errors import ModelError, WeightsError, one_of
 from vitreous.models.checkpoint import State
 
 Size = tuple[int, int]
+RELATIVE = ("relative_position_bias_table",)
 NAMES = ("pos_embed", "position_embeddings", "pos_embedding", "positional_embedding", "position_embedding.weight")
 MOST_EXTRA = 16  # tokens with a position besides the patches
 
@@ -23,10 +24,26 @@ class Grid(NamedTuple):
     patch: Size
     size: Size  # of the images it was built for
     extra: int  # positions of other tokens
+    relative: bool  # it is a table of all distances between two cells
 
     @property
     def cells(self) -> Size:
         return self.size[0] // self.patch[0], self.size[1] // self.patch[1]
+
+    @property
+    def length(self) -> int:
+        """How many rows the parameter has for patches."""
+        return rows(self.cells, self.relative)
+
+    def side(self, count: int) -> int | None:
+        """The side of a square grid with so many rows."""
+        root = isqrt(count)
+        whole = root * root == count and (root % 2 == 1 or not self.relative)
+        return None if not whole else (root + 1) // 2 if self.relative else root
+
+
+def rows(cells: Size, relative: bool) -> int:
+    return (2 * cells[0] - 1) * (2 * cells[1] - 1) if relative else cells[0] * cells[1]
 
 
 def patch_of(net: nn.Module) -> tuple[str, Size] | None:
@@ -51,11 +68,13 @@ def grid_of(net: nn.Module, size: Size | None) -> Grid | None:
     if cut is None or size is None:
         return None
     conv, patch = cut
-    cells = (size[0] // patch[0]) * (size[1] // patch[1])
-    found = [(name, places(value) - cells) for name, value in net.named_parameters() if name.endswith(NAMES)]
-    fitting = [(name, extra) for name, extra in found if 0 <= extra <= MOST_EXTRA]
-    nearest = max(fitting, key=lambda one: shared(one[0], conv), default=None)
-    return None if nearest is None else Grid(nearest[0], patch, size, nearest[1])
+    cells = size[0] // patch[0], size[1] // patch[1]
+    found = []
+    for relative, endings in enumerate((NAMES, RELATIVE)):
+        counts = {name: places(value) for name, value in net.named_parameters() if name.endswith(endings)}
+        left = [(name, count - rows(cells, bool(relative))) for name, count in counts.items()]
+        found += [Grid(name, patch, size, extra, bool(relative)) for name, extra in left if 0 <= extra <= MOST_EXTRA]
+    return max(found, key=lambda one: (not one.relative, shared(one.name, conv)), default=None)
 
 
 def shared(name: str, other: str) -> int:
@@ -67,16 +86,14 @@ def size_in(state: State, grid: Grid | None, path: str, given: Size | None) -> S
     """The image size that a state was trained for, if its position grid has another number of places."""
     embedding = None if grid is None else state.get(grid.name)
     count = 0 if embedding is None or grid is None else places(embedding) - grid.extra
-    if grid is None or count <= 0 or count == grid.cells[0] * grid.cells[1]:
+    if grid is None or count <= 0 or count == grid.length:
         return None
-    side = isqrt(count)
-    if side * side == count:
+    side = grid.side(count)
+    if side is not None:
         return side * grid.patch[0], side * grid.patch[1]
     tried = f"{shown(given)} does not fit" if given else "its shape is not known"
     said = f"its position grid has {count} places, which is no square, and {tried}"
-    raise WeightsError(
-        f"{path}: {said}; give the height and width it was trained with, img_size=(H, W) (--img-size HxW)"
-    )
+    raise WeightsError(f"{path}: {said}; give the size it was trained with, img_size=(H, W) (--img-size HxW)")
 
 
 def shown(size: Size) -> str:
@@ -97,14 +114,23 @@ def resampled_note(path: str, told: Size, size: Size, patch: Size) -> str:
 def refuse_odd_size(net: nn.Module, size: Size | None, name: str, usual: Size | None = None) -> None:
     """Raise if patches do not fill an image of the size that the user asks for."""
     cut = patch_of(net)
-    if cut is None or size is None or size == usual or pads(net) or cut[1][0] < 8:
+    stated = stated_patch(net)
+    cells = stated if cut is None else cut[1]
+    if cells is None or size is None or size == usual or pads(net) or (stated is None and cells[0] < 8):
         return
-    if any(side % patch for side, patch in zip(size, cut[1])):
-        fits = [tuple(max(side // patch + more, 1) * patch for side, patch in zip(size, cut[1])) for more in (0, 1)]
+    if any(side % patch for side, patch in zip(size, cells)):
+        fits = [tuple(max(side // patch + more, 1) * patch for side, patch in zip(size, cells)) for more in (0, 1)]
         each = [str(one[0]) if one[0] == one[1] and size[0] == size[1] else shown((one[0], one[1])) for one in fits]
-        patch = cut[1][0] if cut[1][0] == cut[1][1] else shown(cut[1])
+        patch = cells[0] if cells[0] == cells[1] else shown(cells)
         said = f"{name}: img_size {size[0] if size[0] == size[1] else shown(size)} is not a multiple of its patches of"
         raise ModelError(f"{said} {patch} pixels; try {one_of(dict.fromkeys(each))}")
+
+
+def stated_patch(net: nn.Module) -> Size | None:
+    """The patch size that the first layer states."""
+    size = getattr(getattr(net, "patch_embed", None), "patch_size", None)
+    pair = (size, size) if isinstance(size, int) else size
+    return (int(pair[0]), int(pair[1])) if isinstance(pair, tuple | list) and len(pair) == 2 else None
 
 
 def pads(net: nn.Module) -> bool:

@@ -186,7 +186,14 @@ def as_mapping(content: Any) -> Mapping[Any, Any] | None:
     if not isinstance(content, Inert) or content.is_module:
         return None
     state = content.__dict__["state"]
-    return {**content.__dict__["entries"], **(state if isinstance(state, dict) else {})}
+    state = state if isinstance(state, dict) else {}
+    return as_mapping(state.get("_content")) or {**content.__dict__["entries"], **state}  # OmegaConf's are in _content
+
+
+def as_text(content: Any) -> str | None:
+    """A text, or the one that an inert setting of OmegaConf holds."""
+    held = (as_mapping(content) or {}).get("_val") if isinstance(content, Inert) else content
+    return held if isinstance(held, str) else None
 
 
 def pickled_module(content: Any) -> str | None:
@@ -213,7 +220,7 @@ def open_trusted(file: Path) -> nn.Module | None:
 
 def may_be_pickle(file: Path) -> bool:
     """Whether a file may hold a pickle."""
-    if not file.is_file():
+    if not file.is_file() or file.suffix == ".safetensors":
         return False
     with file.open("rb") as opened:
         return opened.read(1) in (b"P", b"\x80")

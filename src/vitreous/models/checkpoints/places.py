@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitreous.errors import ModelError, WeightsError, one_line
-from vitreous.models.checkpoints.pickles import as_mapping
+from vitreous.models.checkpoints.pickles import as_mapping, as_text
 from vitreous.models.checkpoints.read import ADAPTER, ENDINGS, read, split, weights_in
 
 NAME_IT = "name its architecture too: load(NAME, weights=FILE), on the command line -m NAME -w FILE"
@@ -137,7 +137,7 @@ def of_file(file: str, known: Collection[str]) -> tuple[str, str]:
 def architectures(settings: Any, depth: int = 2) -> Iterator[str]:
     """What may be the name of an architecture, the most likely first."""
     inside = as_mapping(settings) or {}
-    yield from (value for key in KEYS if isinstance(value := inside.get(key), str))
+    yield from (value for key in KEYS if (value := as_text(inside.get(key))) is not None)
     if depth:
         for key in INSIDE:
             yield from architectures(inside.get(key), depth - 1)

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from vitreous.errors import WeightsError, one_line
 from vitreous.models.checkpoint import State, read_safetensors, some
-from vitreous.models.checkpoints.pickles import as_mapping, pickled_module, read_pickle, refuse_module, tensors_of
+from vitreous.models.checkpoints.pickles import (
+    as_mapping,
+    may_be_pickle,
+    pickled_module,
+    read_pickle,
+    refuse_module,
+    tensors_of,
+)
 
 # Where checkpoints keep the network, the first that is there; then averages of it, if there is nothing else.
 MAIN = ("state_dict", "model", "model_state_dict", "model_state", "teacher", "module", "net", "network", "weights")
@@ -51,19 +58,36 @@ def read(weights: str) -> Checkpoint:
     if is_safetensors(file):
         return Checkpoint(weights, read_safetensors(file), files, part=part)
     content = read_pickle(file)
-    called = pickled_module(content)
-    if called is not None and not any(tensors_of(found) for _, found in networks(content)):
+    called = whole_network(content)
+    if called is not None:
         raise refuse_module(file, called)
     state, notes, part = choose(content, part, file)
     settings = as_mapping(content) or {}
     return Checkpoint(weights, state, files, notes, part, settings)
 
 
+def whole_network(content: Any) -> str | None:
+    """The class of a pickled network, in a file that holds no tensors beside it."""
+    called = pickled_module(content)
+    return called if called is not None and not any(True for _ in networks(content)) else None
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a file holds a pickled network and no tensors, as far as it can be read as data."""
+    if not may_be_pickle(file):
+        return False
+    try:
+        return whole_network(read_pickle(file)) is not None
+    except WeightsError:  # a network may keep anything beside its weights
+        return True
+
+
 def is_safetensors(file: Path) -> bool:
     """By its ending, or because it begins as such files do, whatever it is called."""
     with file.open("rb") as opened:
         start = opened.read(9)
-    return file.suffix == ".safetensors" or (start[8:] == b"{" and start[:1] not in (b"P", b"\x80"))
+    begins = start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
+    return file.suffix == ".safetensors" or begins
 
 
 def split(weights: str) -> tuple[Path, str | None]:

@@ -91,7 +91,8 @@ def filled(
     state = bare_names(net.state_dict(), found.state, found.part)
     usual = size_of(net)
     grid = grid_of(net, usual)
-    told = size_in(state, grid, found.said, size)
+    same = state.keys() == net.state_dict().keys()  # else another reason is given why it does not fit
+    told = size_in(state, grid, found.said, size) if same or stretches else None
     classes = classes_in(state).get("num_classes", settings.classes)
     better = Settings(fixed or told, classes, channels_in(state, net))
     if better.size != fixed or classes != settings.classes or better.channels not in (None, channels_of(net)):
@@ -102,7 +103,7 @@ def filled(
             notes += (own_size_note(found.said, told, usual, grid.patch),)
         elif size != told:
             asked = (resampled_note(found.said, told, size, grid.patch),)
-    notes += fill(net, found.state, found.said, convert, found.part)
+    notes += fill(net, found.state, found.said, convert, found.part, grid.name if grid and told else None)
     return Filled(net, notes, asked, found.files)
 
 

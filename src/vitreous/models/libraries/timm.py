@@ -118,6 +118,9 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         except Exception as error:
             if "img_size" in str(error) and asked.size is not None:
                 raise fixed_size(name, error) from error
+            if size is not None:
+                with hush():
+                    refuse_odd_size(timm.create_model(name), size, name)
             raise not_built(name, error, weights, reason) from error
         refuse_odd_size(net, size, name)
         return net

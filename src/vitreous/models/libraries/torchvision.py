@@ -65,6 +65,8 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         except Exception as error:
             if "image_size" in str(error) and asked.size is not None:
                 raise fixed_size(name, error) from error
+            if size is not None:
+                refuse_odd_size(torchvision.models.get_model(name, weights=None), size, name)
             raise not_built(name, error, weights) from error
         refuse_odd_size(net, size, name)
         return net
