@@ -134,7 +134,7 @@ def of_file(file: str, known: Collection[str]) -> tuple[str, str]:
     raise WeightsError(f"{file}: does not say its architecture; {NAME_IT}")
 
 
-def architectures(settings: Any, depth: int = 2) -> Iterator[str]:
+def architectures(settings: Any, depth: int = 3) -> Iterator[str]:
     """What may be the name of an architecture, the most likely first."""
     inside = as_mapping(settings) or {}
     yield from (value for key in KEYS if (value := as_text(inside.get(key))) is not None)
