@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from vitreous.errors import ModelError, ModelWarning, one_line, one_of
-from vitreous.models.checkpoints.places import Place
 from vitreous.models.labels import read_labels
 from vitreous.models.libraries import DEFAULT, SOURCES, Loaded, Size, embedded, library_of
+from vitreous.models.libraries.places import Place
 from vitreous.models.model import Model, unwrap
 from vitreous.models.output import AUTO, check_kind
 
@@ -87,8 +87,8 @@ def find(spec: str | None, weights: str | None, size: Size | None, trust: bool) 
     """The network that a name, a folder or a file stands for; its source and name."""
     if spec is None and weights is None:
         return SOURCES[embedded.PREFIX].load(EMBEDDED, None, size), f"{embedded.PREFIX}/{EMBEDDED}"
-    from vitreous.models.checkpoints import places
     from vitreous.models.checkpoints.read import ADAPTER
+    from vitreous.models.libraries import places
 
     if trust:
         whole = trusted(spec, weights, size)
@@ -99,7 +99,7 @@ def find(spec: str | None, weights: str | None, size: Size | None, trust: bool) 
     if place.weights is not None and (Path(place.weights) / ADAPTER).is_file():
         place = place._replace(weights=None, adapter=Path(place.weights))
     if place.adapter is not None:
-        from vitreous.models.adapters import load_adapted
+        from vitreous.models.libraries.adapters import load_adapted
 
         found = load_adapted(place.source, place.name, place.weights, size, place.adapter)
     else:
@@ -113,7 +113,7 @@ def in_source(spec: str | None, weights: str | None) -> Place:
     folder = Path(name.removeprefix("local-dir:")).expanduser()
     named = source == "hf" or name.startswith("local-dir:")
     if named and folder.is_dir() and not (source == "hf" and (folder / "config.json").is_file()):
-        from vitreous.models.checkpoints import places
+        from vitreous.models.libraries import places
 
         return places.in_folder(folder, weights, SOURCES)
     return Place(source, str(folder) if named and folder.is_dir() else name, weights)
@@ -135,7 +135,7 @@ def trusted(spec: str | None, weights: str | None, size: Size | None) -> tuple[L
 
 def given(thing: Any, weights: Any, device: Any, dtype: Any, size: int | Size | None, **options: Any) -> Model:
     """The model that an object stands for; it is moved only if the user asks for it."""
-    from vitreous.models.objects import of_object
+    from vitreous.models.libraries.objects import of_object
 
     if weights is not None or size is not None:
         raise ModelError(f"a {type(thing).__name__} has its weights and its size; weights and img_size are for names")

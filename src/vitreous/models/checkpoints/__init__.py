@@ -1,1 +1,1 @@
-"""Files and folders of weights: reading them as data, choosing among their contents, and finding their architecture."""
+"""Files and folders of weights: reading them as data, and choosing among their contents."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.checkpoint import Blank, fill, read_safetensors
-from vitreous.models.checkpoints.grids import refuse_odd_size
 from vitreous.models.libraries.any import Loaded, Size, cropped
+from vitreous.models.libraries.grids import refuse_odd_size
 from vitreous.models.libraries.loading import RANDOM, Filled, Settings, filled, published_resampled, read_weights
 from vitreous.models.libraries.timm import built_size, convert
 

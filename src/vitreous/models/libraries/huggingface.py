@@ -15,11 +15,11 @@ from vitreous.errors import ModelError, WeightsError, one_line
 from vitreous.images import preprocess as generic
 from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
 from vitreous.models.checkpoint import Convert, State, some
-from vitreous.models.checkpoints.grids import grid_of, refuse_odd_size, resampled_note
 from vitreous.models.checkpoints.read import Checkpoint, files_of
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries import open_clip
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
+from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_note
 from vitreous.models.libraries.hub import cached, hub
 from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
 
@@ -210,7 +210,11 @@ def adapt(given: Any, channels: int = 3) -> Preprocess:
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
-def load(name: str, weights: str | None, size: Size | None, classes: int | None = None) -> Loaded:
+def load(name: str, weights: str | None, size: Size | None) -> Loaded:
+    return load_base(name, weights, size)
+
+
+def load_base(name: str, weights: str | None, size: Size | None, classes: int | None = None) -> Loaded:
     """`classes`: an adapter will replace the classifier by one of so many."""
     transformers = needs("transformers", "hf")
     here = Path(name).is_dir()

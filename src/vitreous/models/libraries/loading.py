@@ -12,9 +12,9 @@ from torch import nn
 
 from vitreous.errors import ModelError, one_line
 from vitreous.models.checkpoint import Convert, bare_names, channels_in, classes_in, fill
-from vitreous.models.checkpoints.grids import grid_of, own_size_note, resampled_note, size_in
 from vitreous.models.checkpoints.read import Checkpoint, read
 from vitreous.models.libraries.any import Size
+from vitreous.models.libraries.grids import grid_of, own_size_note, resampled_note, size_in
 from vitreous.models.libraries.hub import no_weights
 
 RANDOM = "random"  # in place of a file of weights: untrained

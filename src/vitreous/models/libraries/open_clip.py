@@ -12,13 +12,13 @@ from vitreous._support.optional import needs
 from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import Preprocess, adapt
 from vitreous.models.checkpoint import State
-from vitreous.models.checkpoints.grids import refuse_odd_size
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name
+from vitreous.models.libraries.grids import refuse_odd_size
 from vitreous.models.libraries.hub import hub
 from vitreous.models.libraries.loading import SEE, Filled, Settings, filled, hush, not_built, read_weights
 

@@ -14,13 +14,13 @@ from torch import nn
 from vitreous.errors import ModelError, VitreousError, nearest
 from vitreous.images.preprocess import Preprocess, adapt, scaled
 from vitreous.models.checkpoint import Blank, Convert, State
-from vitreous.models.checkpoints.grids import refuse_odd_size
 from vitreous.models.checkpoints.read import ENDINGS
 from vitreous.models.libraries.any import Loaded, Size, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
+from vitreous.models.libraries.grids import refuse_odd_size
 from vitreous.models.libraries.hub import cached, hub, refuse_silent
 from vitreous.models.libraries.loading import (
     SEE,

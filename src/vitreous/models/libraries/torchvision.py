@@ -14,7 +14,6 @@ from torch import nn
 from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import IMAGENET, Preprocess, adapt
 from vitreous.models.checkpoint import Blank, State
-from vitreous.models.checkpoints.grids import refuse_odd_size
 from vitreous.models.checkpoints.read import Checkpoint
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
@@ -24,6 +23,7 @@ from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
+from vitreous.models.libraries.grids import refuse_odd_size
 from vitreous.models.libraries.hub import refuse_silent
 from vitreous.models.libraries.loading import SEE, Filled, Settings, filled, fixed_size, not_built, read_weights
 

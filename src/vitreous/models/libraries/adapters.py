@@ -24,7 +24,7 @@ def load_adapted(source: str, name: str, weights: str | None, size: Size | None,
     state = read_safetensors(file) if file.suffix == ".safetensors" else tensors_of(read_pickle(file))
     classes = classes_in({key: value for key, value in state.items() if "lora_" not in key}).get("num_classes")
     if source == huggingface.PREFIX:
-        base = huggingface.load(name, weights, size, classes)
+        base = huggingface.load_base(name, weights, size, classes)
     else:
         base = SOURCES[source].load(name, weights, size)
     try:
