@@ -270,9 +270,20 @@ def test_several_attributions_share_their_images(tmp_path: Path) -> None:
     assert "score" not in document["annotations"][2]
     files = vitreous.to_masks([one, other], tmp_path / "masks")
     assert [f.name for f in files] == [
-        *("image_0-gae-class_3.png", "image_1-gae-class_1.png"),
-        *("image_0-rollout-rollout.png", "image_1-rollout-rollout.png"),
+        *("image 0-gae-class_3.png", "image 1-gae-class_1.png"),
+        *("image 0-rollout-rollout.png", "image 1-rollout-rollout.png"),
     ]
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    files = []
+    for folder in ("a", "b/c"):
+        (tmp_path / folder).mkdir(parents=True)
+        files.append(tmp_path / folder / "photo.png")
+        Image.new("RGB", (90, 70), "red").save(files[-1])
+    found = vitreous.explain(Model(zoo.network("timm ViT"), CROPPED), files, "gae", 1)
+    assert [image["file_name"] for image in vitreous.to_coco(found)["images"]] == ["a/photo.png", "b/c/photo.png"]
+    assert [file.name for file in vitreous.to_masks(found, tmp_path / "masks")] == ["photo.png", "photo_2.png"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -288,11 +299,11 @@ def test_pycocotools_reads_it(tmp_path: Path) -> None:
 def test_masks_are_files_that_are_known_and_kept(tmp_path: Path) -> None:
     found = explained(tmp_path)
     files = vitreous.to_masks(found, tmp_path / "masks", top=0.2)
-    assert [file.name for file in files] == ["image_0.png", "image_1.png"] and all(map(is_ours, files))
+    assert [file.name for file in files] == ["image 0.png", "image 1.png"] and all(map(is_ours, files))
     with Image.open(files[0]) as image:
         assert image.size == (160, 80) and image.mode == "L" and set(np.unique(np.asarray(image))) == {0, 255}
     assert vitreous.to_masks(found, tmp_path / "masks", top=0.2) == files, "the same again"
-    with pytest.raises(OptionError, match=r"image_0.png is there already, with other content; .* overwrite=True"):
+    with pytest.raises(OptionError, match=r"image 0.png is there already, with other content; .* overwrite=True"):
         vitreous.to_masks(found, tmp_path / "masks", top=0.5)
     before = files[0].read_bytes()
     vitreous.to_masks(found, tmp_path / "masks", top=0.5, overwrite=True)

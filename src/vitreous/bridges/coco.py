@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +26,7 @@ from vitreous.attribution import Attribution, mark_of
 from vitreous.bridges.placed import Placed, as_several, paths_of, placed
 from vitreous.errors import OptionError
 from vitreous.plot.colour import is_level
-from vitreous.plot.logged import unique
+from vitreous.plot.logged import numbered
 from vitreous.version import VERSION
 
 Mask = Bool[np.ndarray, "Y X"]
@@ -90,7 +92,7 @@ def to_coco(
     document = {
         "info": {"description": "maps of vitreous, cut to masks", "version": VERSION},
         "licenses": [],
-        "images": list(images.values()),
+        "images": told_apart(list(images.values())),
         "categories": list(categories.values()),
         "annotations": annotations,
         **marked(mark_of({str(number): one for number, one in enumerate(several)})),
@@ -181,6 +183,14 @@ def image_entry(number: int, key: Any, name: str, map: Placed) -> dict[str, Any]
     return {**entry, **path, **({} if map.original else {"cropped": True})}
 
 
+def told_apart(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Files of one name in several folders are named from the folder that holds them all."""
+    if len({image["file_name"] for image in images}) < len(images) and all("path" in image for image in images):
+        shared = os.path.commonpath([os.path.dirname(image["path"]) for image in images])
+        return [{**image, "file_name": Path(os.path.relpath(image["path"], shared)).as_posix()} for image in images]
+    return images
+
+
 def label_of(found: Attribution, index: int) -> str:
     """The name of a map's target; of a method that does not depend on one, its own."""
     label = found.labels[index] if found.labels else None
@@ -196,9 +206,9 @@ def names_of(several: Sequence[Attribution], folder: Path) -> list[Path]:
     """A file for each map: the image's name, and what tells several maps of it apart."""
     stems = [Path(one.names[index]).stem for one, index in each_of(several)]
     if len(several) > 1:
-        told = [f"{one.method}-{label_of(one, index)}" for one, index in each_of(several)]
+        told = [re.sub(r"[^\w.-]+", "_", f"{one.method}-{label_of(one, index)}") for one, index in each_of(several)]
         stems = [f"{stem}-{more}" for stem, more in zip(stems, told)]
-    return [folder / f"{name}.png" for name in unique(stems)]
+    return [folder / f"{name}.png" for name in numbered(stems)]
 
 
 def refuse_other(path: Path, content: bytes, overwrite: bool) -> None:

@@ -65,6 +65,8 @@ class Hooks:
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if not state.is_world_process_zero:
             return
+        self.watch.begin()
+        self.due.last = -1
         if self.watch.preprocess is None and hasattr(steps := more.get("processing_class"), "image_mean"):
             self.watch.preprocess = steps
         if self.given is None:

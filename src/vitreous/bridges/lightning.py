@@ -78,6 +78,8 @@ class Hooks:
             self.watch.look(module, step, float(trainer.current_epoch), sinks, self.where)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        self.watch.begin()
+        self.due.last = -1
         self.where = Path(trainer.log_dir or trainer.default_root_dir)  # asked by all processes, as they agree on it
         self.look(trainer, pl_module)
 

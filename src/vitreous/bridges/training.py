@@ -103,8 +103,13 @@ class Watch:
         self.images = pictures.find(images) if is_folder else images
         self.method, self.target, self.options = method, target, options
         self.network, self.preprocess, self.labels, self.name = network, preprocess, labels, name
-        self.given, self.folder = folder, Path()
+        self.given = folder
+        self.begin()
         self.model: Model | None = None
+
+    def begin(self) -> None:
+        """Start a new table; a trainer may train more than once."""
+        self.folder = Path()
         self.rows: list[Row] = []
         self.looks: list[tuple[int, Attribution]] = []  # some of them, for the strip
         self.first: Tensor | None = None

@@ -39,7 +39,8 @@ def numbers(explained: Explained) -> dict[str, list[float]]:
     broken = ~values.isfinite().all(1)
     found = {key: of(values).masked_fill(broken, torch.nan).tolist() for key, of in MEASURED.items()}
     known = getattr(explained, "probabilities", None) or ()
-    return found | ({"share": [torch.nan if p is None else float(p) for p in known]} if any(known) else {})
+    shares = [torch.nan if share is None else float(share) for share in known]
+    return found | ({"share": shares} if shares else {})
 
 
 def drawn(explained: Explained) -> Image.Image:
@@ -48,12 +49,16 @@ def drawn(explained: Explained) -> Image.Image:
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Names as every writer takes them: letters, digits, dots and dashes; a second of one name is called name_2."""
+    """Names as every writer takes them: letters, digits, dots and dashes, each another."""
+    return numbered([re.sub(r"[^\w.-]+", "_", name).strip("_") or "image" for name in names])
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names; a second of one name is called name_2."""
     found: list[str] = []
     for name in names:
-        plain = re.sub(r"[^\w.-]+", "_", name).strip("_") or "image"
-        numbered = (f"{plain}_{number}" for number in count(2))
-        found.append(plain if plain not in found else next(tag for tag in numbered if tag not in found))
+        more = (f"{name}_{number}" for number in count(2))
+        found.append(name if name not in found else next(other for other in more if other not in found))
     return found
 
 
