@@ -316,6 +316,24 @@ def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def test_ray_is_started_here_whatever_another_program_left() -> None:
+    """A Ray that was killed leaves its address in a file, which ray.init() would follow."""
+
+    class Fresh:
+        begun: tuple[Any, ...] = ()
+
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, address: str | None = None, **more: Any) -> None:
+            self.begun = address, more["num_cpus"] >= 2
+
+        def shutdown(self) -> None: ...
+
+    with connected(fresh := Fresh(), None):
+        assert fresh.begun == ("local", True)
+
+
 def test_without_ray(monkeypatch: pytest.MonkeyPatch, small: Model, album: Path, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModelError, match=r"this needs ray: pip install 'vitreous\[ray\]'"):

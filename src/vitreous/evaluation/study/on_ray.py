@@ -227,7 +227,7 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     try:
         if address is None:
-            ray.init(num_cpus=max(2, os.cpu_count() or 1), **quiet)
+            ray.init("local", num_cpus=max(2, os.cpu_count() or 1), **quiet)  # not one that another program left
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
