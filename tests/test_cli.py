@@ -25,10 +25,12 @@ import vitreous
 from vitreous import METHODS, Attribution, Model
 from vitreous._support import marks
 from vitreous._support.files import write_whole
-from vitreous.cli import arguments, explain
+from vitreous.cli import arguments, explained
 from vitreous.cli.main import main
+from vitreous.evaluation.report.folder import CSV, INDEX, PARQUET
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.libraries import cropped
+from vitreous.plot.sheet import Sheet
 from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")
@@ -49,8 +51,8 @@ def drawn(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
 @pytest.fixture
 def quick(drawn: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """The same, and the figures are only files."""
-    monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
-    monkeypatch.setattr(explain, "save_figure", save_dot)
+    monkeypatch.setattr(explained, "explanation_figure", lambda *_, **more: Sheet(1, 1))
+    monkeypatch.setattr(explained, "save_figure", save_dot)
     return drawn
 
 
@@ -84,7 +86,8 @@ def photo(path: Path, colour: int = 0) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """What lies in a folder, without the index and the summaries."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in (INDEX, CSV, PARQUET))
 
 
 # ------------------------------------------------------------------------------------------------- as a real command
@@ -388,7 +391,7 @@ def test_out_that_cannot_be_written(run: Run, quick: Model, tmp_path: Path, monk
     def full(*args: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device", "out/a.png")
 
-    monkeypatch.setattr(explain, "save_figure", full)
+    monkeypatch.setattr(explained, "save_figure", full)
     assert run("explain", photo(tmp_path / "a.png"), "-x", "centre").error == "out/a.png: No space left on device"
 
 
@@ -406,6 +409,7 @@ def test_interrupt(run: Run, quick: Model, tmp_path: Path, monkeypatch: pytest.M
         return real(file, content)
 
     monkeypatch.setattr(Path, "write_bytes", interrupted)
+    monkeypatch.setattr(explained, "THREADS", 1)
     result = run("explain", "in", "-x", "centre", "-o", "out")
     assert result.code == 130
     assert result.err == "interrupted\n"

@@ -38,6 +38,7 @@ import zoo
 from conftest import off
 from machine import PATIENCE, ROUNDING, rare, until
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 import vitreous
@@ -51,7 +52,7 @@ from vitreous.registry import method
 from vitreous.trace.perturb.drop_tokens import scores_keeping
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
-from vitreous.web import schema
+from vitreous.web import schema, snippet
 from vitreous.web.app import create_app
 from vitreous.web.engine import Engine, Source
 from vitreous.web.guard import HEADERS
@@ -66,7 +67,7 @@ HOME = "http://127.0.0.1:8000"
 CAT = "sample:cat"
 LABELS = ["tabby, tabby cat", "tiger cat", "cat bear", "dog", "sea cat", "lynx", "zebra"]
 PHOTOS = Path(vitreous.__file__).parent / "assets" / "photos"
-FREE = Limits(rate=1e6, burst=10**6, seconds=PATIENCE, patience=PATIENCE, job_seconds=PATIENCE)
+FREE = Limits(rate=1e6, burst=10**6, seconds=PATIENCE, patience=PATIENCE, grace=PATIENCE, job_seconds=PATIENCE)
 LONG = 100_000  # steps of a job that no test waits for
 DAWDLED: list[int] = []  # the steps that were taken
 
@@ -360,6 +361,69 @@ def test_files_of_numbers_and_figures(client: TestClient, model: Model, tmp_path
     assert "several images" in problem(client.post("/api/figure", json={"maps": [other, maps[0]["id"]]}), 422)
 
 
+def test_all_maps_in_one_file(client: TestClient, model: Model, tmp_path: Path) -> None:
+    """Each opens with its provenance, as in a file of the command line; the same method twice has two names."""
+    more = {"options": {"discard": 0.5}}
+    maps = [
+        made(client, "rollout"),
+        made(client, "rollout", **more),
+        made(client, "cdam"),
+        made(client, "cdam", target="dog"),
+    ]
+    got = client.post("/api/maps.npz", json={"maps": [m["id"] for m in maps]})
+    assert got.status_code == 200 and "maps.npz" in got.headers["content-disposition"]
+    (tmp_path / "x.npz").write_bytes(got.content)
+    best = maps[2]["resolved"]
+    names = ["rollout", "rollout:discard=0.5", f"cdam@{best}", "cdam@3"]
+    with np.load(tmp_path / "x.npz") as held:
+        assert sorted(held) == sorted([*names, "provenance"])
+    for name, options, target in zip(names, ({}, {"discard": 0.5}, {}, {}), (None, None, "top-1", "dog")):
+        found = Attribution.load(tmp_path / "x.npz", name)
+        direct = explain(model, PHOTOS / "cat.jpg", name.partition("@")[0].partition(":")[0], target=target, **options)
+        assert off(found.map, direct.map) < 1e-5 and found.targets == direct.targets
+        assert dict(found.options) == dict(direct.options)
+    told = json.loads(str(np.load(tmp_path / "x.npz")["provenance"]))["maps"]
+    assert all(one["images"] == ["cat.jpg"] for one in told.values())
+    paths = [file["path"] for one in told.values() for file in (*one["sources"], *one["weights"]["files"])]
+    assert not any("/" in str(path) for path in paths)  # folders of the server are not for visitors
+    problem(client.post("/api/maps.npz", json={"maps": ["0" * 24]}), 404)
+
+
+def test_the_maps_of_the_attention_tab_in_one_file(client: TestClient, model: Model, tmp_path: Path) -> None:
+    asked = {"image": CAT, "layer": 1, "head": "0", "token": "5", "discard": 0.5, "heads": "max"}
+    got = client.get("/api/attention/maps.npz", params=asked)
+    (tmp_path / "a.npz").write_bytes(got.content)
+    photo = PHOTOS / "cat.jpg"
+    for name, by, options in (
+        ("attention:layer=1,heads=0,query=(1, 1)", "attention", {"layer": 1, "heads": 0, "query": (1, 1)}),
+        ("rollout:discard=0.5,heads=max,residual=0.5", "rollout", {"discard": 0.5, "heads": "max"}),
+        ("attention:layer=2,heads=1", "attention", {"layer": 2, "heads": 1}),
+        ("attention:layer=0,heads=mean", "attention", {"layer": 0}),
+    ):
+        found = Attribution.load(tmp_path / "a.npz", name)
+        assert off(found.map, explain(model, photo, by, **options).map) < 1e-5, name
+    row = {**asked, "direction": "read_by"}
+    (tmp_path / "b.npz").write_bytes(client.get("/api/attention/maps.npz", params=row).content)
+    found = Attribution.load(tmp_path / "b.npz", "attended_by:layer=1,head=0,token=5")
+    only = ("image", "layer", "head", "token", "direction")
+    shown = grid(client.get("/api/attention/row", params={k: v for k, v in row.items() if k in only}))
+    assert off(shown, found.map[0]) < 1e-5
+    for wrong in ({"token": "999"}, {"layer": 99}, {"head": "99"}, {"model": "timm-swin"}):
+        problem(client.get("/api/attention/maps.npz", params={**asked, **wrong}), 422)
+
+
+def test_the_maps_of_the_inside_tab_in_one_file(client: TestClient, tmp_path: Path) -> None:
+    asked = {"image": CAT, "layer": -1, "head": "1", "token": "3"}
+    (tmp_path / "a.npz").write_bytes(client.get("/api/inside/maps.npz", params=asked).content)
+    shown = grid(client.get("/api/inside/qk", params=asked))
+    layers = grid(client.get("/api/inside/layers", params={"image": CAT}))
+    found = Attribution.load(tmp_path / "a.npz", f"query_key:layer={len(layers) - 1},head=1,token=3")
+    assert found.signed and off(shown, found.map[0]) < 1e-5
+    for number, values in enumerate(layers):
+        found = Attribution.load(tmp_path / "a.npz", f"attention:layer={number},heads=mean")
+        assert off(values, found.map[0]) < 1e-5
+
+
 def test_the_snippet_gives_the_same_maps(tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Engine([(tiny, Source())], FREE)
     visitor = TestClient(create_app(own), base_url=HOME)
@@ -390,7 +454,74 @@ def test_the_snippet_gives_the_same_maps(tiny: Model, tmp_path: Path, monkeypatc
     own.close()
 
 
-def test_a_snippet_tells_no_folders(client: TestClient) -> None:
+@pytest.mark.slow
+def test_copied_code_makes_the_same_maps_from_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole path of the weights, in quotes where the shell needs them: it runs in any folder."""
+    folder = tmp_path / "it's my model"
+    folder.mkdir()
+    weights = load_file(PHOTOS.parent / "vitreous_tiny.safetensors")
+    weights["head.bias"][:] += torch.linspace(0, 9, len(weights["head.bias"]))  # others than the packaged ones
+    save_file(weights, folder / "mine.safetensors")
+    monkeypatch.chdir(folder)
+    own = Engine([(vitreous.load(weights="mine.safetensors"), Source(None, "mine.safetensors"))], FREE)
+    visitor = TestClient(create_app(own), base_url=HOME)
+    body = {"image": CAT, "methods": [{"name": "rollout"}, {"name": "cdam"}], "targets": ["top-1", "tabby"]}
+    told = visitor.post("/api/snippet", json=body).json()
+    found = [data for name, data in finished(visitor, "/api/explain", body) if name == "map"]
+    shown = {f"{m['method']}{'' if m['resolved'] is None else '@' + m['resolved']}": m["id"] for m in found}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    python = told["python"] + "for one in maps:\n    print(one.method, one.target, float(one.map.sum()))\n"
+    for words in (
+        [sys.executable, "-c", python],
+        ["sh", "-c", told["cli"].replace("vitreous ", f"{sys.executable} -m vitreous ", 1)],
+    ):
+        ran = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        if words[0] == sys.executable:
+            sums = [float(grid(visitor.get(f"/api/maps/{m['id']}")).sum()) for m in found]
+            assert np.allclose(
+                sorted(float(line.split()[-1]) for line in ran.stdout.splitlines()), sorted(sums), rtol=1e-3
+            )
+    with np.load(elsewhere / "vitreous-out" / "cat.npz") as stored:
+        assert sorted(stored) == sorted([*shown, "provenance"])
+        for name, number in shown.items():
+            assert off(grid(visitor.get(f"/api/maps/{number}")), stored[name]) < 1e-4
+    own.close()
+
+
+def test_copied_code_names_files_by_their_full_path(
+    client: TestClient, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my weights.pth").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    own = Engine([(model, Source("./folder", "my weights.pth")), (model, Source("vit_x", "~/nowhere.pth"))], FREE)
+    alone = TestClient(create_app(own), base_url=HOME)
+    body = {"image": CAT, "methods": [{"name": "rollout"}]}
+    told = alone.post("/api/snippet", json=body).json()
+    weights = str(tmp_path / "my weights.pth")
+    assert f"vitreous.load({str(tmp_path / 'folder')!r}, weights={weights!r})" in told["python"]
+    line = shlex.split(told["cli"])
+    assert line[line.index("--weights") + 1] == weights and line[line.index("--model") + 1] == str(tmp_path / "folder")
+    assert line[2] == str(PHOTOS / "cat.jpg")
+    other = alone.post("/api/snippet", json={**body, "model": "timm-ViT-2"}).json()
+    assert "'vit_x', weights='~/nowhere.pth'" in other["python"], "it is not here, so nothing better is known"
+    monkeypatch.setattr(snippet, "WINDOWS", True)
+    assert f'--weights "{weights}"' in alone.post("/api/snippet", json=body).json()["cli"]
+    shared = TestClient(create_app(own, token="t" * 16), base_url=HOME, headers={"Authorization": f"Bearer {'t' * 16}"})
+    told = shared.post("/api/snippet", json=body).json()
+    assert (
+        str(tmp_path) not in told["python"] + told["cli"]
+        and "load('folder', weights='my weights.pth')" in told["python"]
+    )
+    own.close()
+
+
+def test_a_snippet_tells_strangers_no_folders(engine: Engine) -> None:
+    """Where others reach the server, that is where it has another name or a token."""
+    client = TestClient(create_app(engine, hosts=["127.0.0.1", "lab.example.org"]), base_url=HOME)
     number = send(client, noise(1), "my 'photo'.png").json()["id"]
     body = {"image": number, "methods": [{"name": "rollout"}, {"name": "rollout", "options": {"heads": "max"}}]}
     told = client.post("/api/snippet", json=body).json()
@@ -525,25 +656,51 @@ def test_concepts(client: TestClient, model: Model, monkeypatch: pytest.MonkeyPa
 def test_targets_reach_no_file(client: TestClient, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_file", lambda _: pytest.fail("a file was looked for"))
     monkeypatch.setattr(Concept, "find", lambda *_: pytest.fail("a file was looked for"))
-    (name, told), _ = finished(
-        client, "/api/explain", {"image": CAT, "methods": [{"name": "cdam"}], "targets": [target]}
-    )
-    assert name == "problem" and told["status"] == 422
+    problem(client.post("/api/explain", json={"image": CAT, "methods": [{"name": "cdam"}], "targets": [target]}), 422)
 
 
 @pytest.mark.parametrize("target", ["x" * 400, "text:a dog", "text:", "concept:", "top-99", "neuron:x"])
 def test_targets_that_do_not_exist(client: TestClient, target: str) -> None:
-    body = {"image": CAT, "methods": [{"name": "cdam"}], "targets": [target]}
-    (name, told), _ = finished(client, "/api/explain", body)
-    assert name == "problem" and told["status"] == 422
+    body = {"image": CAT, "methods": [{"name": "cdam"}], "targets": ["top-1", target]}
+    for route in ("/api/explain", "/api/snippet"):
+        problem(client.post(route, json=body), 422)
+    problem(client.get("/api/target", params={"image": CAT, "q": target}), 422)
+
+
+def test_an_unknown_label_is_refused_before_a_job_begins(client: TestClient, engine: Engine) -> None:
+    """It never becomes a target, and the refusal names what is meant perhaps."""
+    shown = made(client, "rollout")["id"]
+    before = len(engine.jobs.known)
+    method = {"methods": [{"name": "cdam"}]}
+    for route, body in (
+        ("/api/explain", {"image": CAT, **method, "targets": ["top-1", "zebrra"]}),
+        ("/api/snippet", {"image": CAT, **method, "targets": ["zebrra"]}),
+        ("/api/inside", {"image": CAT, "target": "zebrra"}),
+        ("/api/curves", {"maps": [shown], "target": "zebrra"}),
+        ("/api/erase", {"image": CAT, "targets": ["zebrra"]}),
+    ):
+        said = problem(client.post(route, json=body), 422)
+        assert "unknown class 'zebrra'" in said and "zebra" in said.replace("zebrra", ""), route
+    said = problem(client.get("/api/target", params={"image": CAT, "q": "zebrra"}), 422)
+    assert "zebra" in said.replace("zebrra", "")
+    assert len(engine.jobs.known) == before
+
+
+def test_what_a_target_means(client: TestClient) -> None:
+    def ask(words: str) -> dict[str, str]:
+        return dict(client.get("/api/target", params={"image": CAT, "q": words}).json())
+
+    assert ask("zebra")["target"] == "6" and ask("zebra")["title"].startswith("zebra ")
+    assert ask(" Dog - zebra ")["target"] == "3-6" and "rather than" in ask("dog-zebra")["title"]
+    best = client.post("/api/predict", json={"image": CAT}).json()["classes"][0]["index"]
+    assert ask("top-1")["target"] == str(best)
 
 
 def test_a_concept_belongs_to_its_model(client: TestClient) -> None:
     held = {"files": ("a.png", noise(2))}
     number = client.post("/api/concepts", data={"name": "mine"}, files=held).json()["id"]
     body = {"image": CAT, "model": "timm-SigLIP", "methods": [{"name": "cdam"}], "targets": [f"concept:{number}"]}
-    (name, told), _ = finished(client, "/api/explain", body)
-    assert name == "problem" and "was made with timm-ViT" in told["detail"]
+    assert "was made with timm-ViT" in problem(client.post("/api/explain", json=body), 422)
 
 
 @pytest.mark.parametrize("data", [{}, {"name": "../x"}, {"name": "a" * 50}, {"name": "x", "similarity": "near"}])
@@ -997,6 +1154,47 @@ def test_a_job_that_nobody_hears_ends(dawdle: str) -> None:
         assert job.events[-1][0] == "cancelled"
 
 
+def test_a_job_whose_page_is_gone_makes_room_for_the_next(dawdle: str) -> None:
+    """A closed tab, a lost connection: the job ends a moment later, and so does one that waits behind it."""
+    limits = replace(FREE, grace=0.3, own_jobs=2)
+    with small(limits) as (visitor, own):
+        jobs = [visitor.post("/api/explain", json=slow()).json()["job"] for _ in range(2)]
+        listen(visitor, jobs[0], lambda name, data: name == "progress" and data["done"] > 0)  # … and the line is cut
+        listen(visitor, jobs[1], lambda name, _: name == "queued")
+        left = time.monotonic()
+        until(lambda: own.jobs.find(jobs[0]).ended, "the end of the job that ran")
+        assert own.jobs.find(jobs[0]).events[-1][0] == "cancelled"
+        until(lambda: own.jobs.find(jobs[1]).ended, "the end of the job that waited")
+        assert own.jobs.find(jobs[1]).events[-1][0] == "cancelled"
+        assert made(visitor, "rollout")["shape"] == [4, 4]
+        assert time.monotonic() - left < PATIENCE / 2
+
+
+def test_a_job_that_was_left_while_it_waited_is_not_counted(dawdle: str) -> None:
+    with small(replace(FREE, grace=0.1, own_jobs=2)) as (visitor, own):
+        first, second = (visitor.post("/api/explain", json=slow()).json()["job"] for _ in range(2))
+        with visitor.stream("GET", f"/api/jobs/{first}/events"):  # somebody listens to the first
+            listen(visitor, second, lambda name, _: name == "queued")
+            until(lambda: own.jobs.find(second).abandoned, "the second to be given up")
+            third = visitor.post("/api/explain", json=slow())
+            assert third.status_code == 202, third.text
+            assert own.jobs.find(second).events[-1][0] == "cancelled" and not own.jobs.find(first).ended
+        visitor.delete(f"/api/jobs/{third.json()['job']}")
+
+
+def test_a_listener_who_comes_back_in_time_keeps_the_job(dawdle: str) -> None:
+    """Browsers ask again for a stream that broke off: soon, for they are told when."""
+    with small(FREE) as (visitor, own):
+        job = visitor.post("/api/explain", json=slow()).json()["job"]
+        for _ in range(4):
+            listen(visitor, job, lambda name, data: name == "progress" and data["done"] > 0)
+            time.sleep(0.1)
+        with visitor.stream("GET", f"/api/jobs/{job}/events") as stream:
+            assert next(stream.iter_lines()) == "retry: 300"
+        assert not own.jobs.find(job).ended
+        visitor.delete(f"/api/jobs/{job}")
+
+
 def test_a_job_that_takes_too_long_ends(dawdle: str) -> None:
     with small(replace(FREE, job_seconds=0.3)) as (visitor, _):
         found = finished(visitor, "/api/explain", slow())
@@ -1354,6 +1552,6 @@ def test_streams_of_a_job_in_one_loop() -> None:
     async def hear() -> list[bytes]:
         job.tell("map", {"a": 1})
         job.tell("done", {})
-        return [part async for part in job.stream(0)]
+        return [part async for part in job.stream(0)][1:]  # the first says when to ask again
 
     assert [part.split(b"\n")[1] for part in asyncio.run(hear())] == [b"event: map", b"event: done"]

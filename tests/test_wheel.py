@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -30,16 +31,25 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(told, cwd=cwd, env={**plain, **environment}, capture_output=True, text=True, check=False)
 
 
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with what pyproject.toml asks for, which is fetched."""
-    folder, pip = tmp_path_factory.mktemp("wheel"), (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pyproject.toml asks for to build, which is fetched."""
+    folder = tmp_path_factory.mktemp("tools")
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
-    fetched = run(*pip, "install", "--target", folder / "tools", *needed, cwd=folder)
+    fetched = run(*PIP, "install", "--target", folder, *needed, cwd=folder)
     if fetched.returncode != 0:
-        pytest.skip(f"building a wheel needs {', '.join(needed)}, which cannot be fetched here")
+        pytest.skip(f"building needs {', '.join(needed)}, which cannot be fetched here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     build = ("wheel", ROOT, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    built = run(*pip, *build, cwd=folder, PYTHONPATH=str(folder / "tools"))
+    built = run(*PIP, *build, cwd=folder, PYTHONPATH=str(tools))
     assert built.returncode == 0, built.stderr
     (found,) = folder.glob("vitreous-*.whl")
     return found
@@ -50,8 +60,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel alone; its dependencies are those of this one, but not our own checkout."""
     home = tmp_path_factory.mktemp("bare")
     assert run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home).returncode == 0
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", home / "bin" / "python")
-    installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=home)
+    installed = run(*PIP, "--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel, cwd=home)
     assert installed.returncode == 0, installed.stderr
     (site,) = home.glob("lib/python3*/site-packages")
     others = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
@@ -79,6 +88,28 @@ def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
     ):
         assert f"vitreous/{name}" in held, "or there is nothing to compare with"
     assert not [name for name in held if not name.startswith(("vitreous/", f"vitreous-{VERSION}.dist-info/"))]
+
+
+def test_the_source_holds_what_its_commands_need(tools: Path, tmp_path: Path) -> None:
+    """`make`, the tests and the site work in an unpacked sdist, and its history and rules are read there."""
+    built = run(
+        sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT, PYTHONPATH=str(tools)
+    )
+    assert built.returncode == 0, built.stderr
+    (found,) = tmp_path.glob("vitreous-*.tar.gz")
+    with tarfile.open(found) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    needed = {"Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "constraints.txt", "mkdocs.yml"}
+    assert needed <= held
+    for name in ("docs/build.py", "docs/_make/formula.py", "tests/conftest.py", "src/vitreous/web/static/take.js"):
+        assert name in held
+
+
+def test_it_says_who_made_it_and_names_no_address_that_does_not_exist(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        told = opened.read(f"vitreous-{VERSION}.dist-info/METADATA").decode()
+    assert "\nAuthor: The vitreous authors\n" in told and "\nLicense-Expression: Apache-2.0\n" in told
+    assert "\nProject-URL:" not in told and "\nHome-page:" not in told, "the project has no address yet"
 
 
 def test_it_explains_a_photo_where_nothing_else_is(bare: Path, tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from _make import evidence, figures
+from _make import evidence, figures, formula
 from vitreous import METHODS, METRICS
 from vitreous.declaration import takes, typed
 from vitreous.references import REFERENCES, cited
@@ -86,8 +85,7 @@ def known_limits(one: Declared) -> str:
 
 def opening(one: Declared) -> list[str]:
     head = f"---\ntitle: {one.name}\ndescription: {one.summary!r}\n---"
-    formula = escape(" ".join(one.formula.split()))
-    return [head, f"# {one.name}", one.summary, f'<div class="formula">{formula}</div>']
+    return [head, f"# {one.name}", one.summary, f'<div class="formula">{formula.text(one.formula)}</div>']
 
 
 def picture(file: Path, words: str, link: str) -> str:
@@ -287,7 +285,7 @@ def gallery(cards: list[str]) -> str:
 def index(kind: str, known: Any) -> str:
     """All of a kind, by family."""
     lead = {
-        "Methods": f'Each method computes a map of what the model used. Its source is one function in one file.\n\n??? note "Notation of the formulas"\n\n    {NOTATION.replace(chr(10), chr(10) + "    ")}',  # noqa: E501
+        "Methods": f'Each method computes a map of what the model used. Its source is one function in one file.\n\n??? note "Notation of the formulas"\n\n    {formula.text(NOTATION)}',  # noqa: E501
         "Metrics": "A metric measures how good a map is, image by image, alongside the controls `random` and `centre`.",
     }[kind]
     said = [f"# {kind}", lead]

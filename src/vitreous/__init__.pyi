@@ -7,9 +7,14 @@ from .api import Trace as Trace
 from .api import explain as explain
 from .api import explain_targets as explain_targets
 from .attribution import Attribution as Attribution
-from .bridges import captum_style as captum_style
-from .bridges import from_captum as from_captum
-from .bridges import quantus_explain as quantus_explain
+from .bridges.captum import captum_style as captum_style
+from .bridges.captum import from_captum as from_captum
+from .bridges.coco import to_coco as to_coco
+from .bridges.coco import to_masks as to_masks
+from .bridges.fiftyone import to_fiftyone as to_fiftyone
+from .bridges.huggingface import trainer_callback as trainer_callback
+from .bridges.lightning import lightning_callback as lightning_callback
+from .bridges.quantus import quantus_explain as quantus_explain
 from .declaration import ConfiguredMethod as ConfiguredMethod
 from .errors import CaptureError as CaptureError
 from .errors import EmptyMap as EmptyMap

@@ -6,12 +6,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
-
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, attribute_all, join
 from vitreous.errors import OptionError, TargetError, Unsupported
-from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod, MethodWarning
 from vitreous.trace import trace as engine
 from vitreous.trace.apply import (
@@ -39,7 +36,7 @@ class Trace(engine.Trace):
 
 
 def explain(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     method: str | ConfiguredMethod | None = None,
     target: Any = None,
@@ -47,6 +44,7 @@ def explain(
 ) -> Attribution:
     """Explain images with one method.
 
+    `model`: a `Model`, or whatever `vitreous.load` takes: a name, a network, a transformers pipeline.
     `images`: paths, PIL images, uint8 arrays (preprocessed here), a float tensor [B,3,H,W] (used as it is; of as many
     channels as the model takes), or a `Trace`, so that several methods share one forward pass. `method`: a name, with
     its `options` as keywords (see `vitreous methods NAME`), or a configured method such as
@@ -58,7 +56,7 @@ def explain(
 
 
 def explain_targets(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     method: str | ConfiguredMethod | None,
     targets: Any,
@@ -78,7 +76,7 @@ def explain_targets(
 
 
 def explain_all(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     method: str | ConfiguredMethod | None,
     targets: list[Any],

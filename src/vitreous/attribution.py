@@ -168,6 +168,12 @@ class Attribution:
             )
         return file
 
+    def log(self, writer: Any, name: str | None = None, step: int | None = None, *, most: int = 8) -> None:
+        """Log figures and numbers of the first maps to TensorBoard, Weights & Biases or MLflow, under `name`."""
+        from vitreous.plot.logged import log
+
+        log(self, [self[i] for i in range(min(len(self), most))], writer, name or self.method, step)
+
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> Attribution:
         """Load an .npz file written by `save` or by the command line; it holds no images.

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 FIGURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp")  # suffixes of figures
+MISSING = "missing"  # the stamp of a file that is not there
 DRAFT = ".part"  # the suffix of a file that is not complete yet
 
 
@@ -25,6 +26,9 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
         os.replace(draft, path)
         if lasting and os.name == "posix":
             sync(path.parent, os.O_RDONLY)  # the directory entry as well
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # not the draft, which nobody knows
+        raise
     finally:
         draft.unlink(missing_ok=True)
 
@@ -38,12 +42,12 @@ def sync(path: Path, how: int) -> None:
         os.close(handle)
 
 
-def stamp_file(path: Path) -> str:
+def stamp_file(path: str | Path) -> str:
     """A file's size and time of change."""
     try:
-        seen = path.stat()
+        seen = os.stat(path)
     except (OSError, ValueError):
-        return "missing"
+        return MISSING
     return f"{seen.st_size} {seen.st_mtime_ns}"
 
 

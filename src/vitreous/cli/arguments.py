@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from vitreous._support.files import FIGURES
 from vitreous.cli.formats import USUAL, parse_formats
 from vitreous.errors import ModelWarning, OptionError
 
@@ -46,12 +47,15 @@ DataSet = Annotated[
 
 # ------------------------------------------------------------------------------------------------------------- models
 
-MODEL = "timm name, hf/ID-or-folder, torchvision/NAME or openclip/NAME; default: the embedded model."
-WEIGHTS = "Checkpoint file (.safetensors, .pth), or random."
+MODEL = "timm name, hf/ID, torchvision/NAME, openclip/NAME, a folder or a file; default: the embedded model."
+WEIGHTS = "Checkpoint: a file, FILE#NAME for one network of several in it (w.pth#model_ema), a folder, or random."
 ModelName = Annotated[str | None, typer.Option("--model", "-m", help=MODEL)]
 ModelNames = Annotated[list[str] | None, typer.Option("--model", "-m", help=f"{MODEL} May be repeated.")]
 WeightsFile = Annotated[str | None, typer.Option("--weights", "-w", help=WEIGHTS)]
 WeightsFiles = Annotated[list[str] | None, typer.Option("--weights", "-w", help=f"{WEIGHTS} One for each --model.")]
+TrustPickle = Annotated[
+    bool, typer.Option("--trust-pickle", help="Run the code in a network pickled as a whole: torch.save(model).")
+]
 ImageSize = Annotated[str | None, typer.Option("--img-size", help="Another input size: 384 or 224x448.")]
 BANDS = "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1."
 Bands = Annotated[str | None, typer.Option("--channels", "--bands", help=BANDS)]
@@ -121,9 +125,10 @@ FILE = typer.Option("--out", "-o", help="File to write.")
 OutFile = Annotated[Path, FILE]
 OutFileIfAny = Annotated[Path | None, FILE]
 Format = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--format",
+        show_default=USUAL,
         help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers); or none.",
         metavar="KINDS",
     ),
@@ -150,9 +155,11 @@ class Backbone:
     img_size: ImageSize = None
     bands: Bands = None
     device: Device = None
+    trust_pickle: TrustPickle = False
 
     def load(self) -> Model:
-        return load_model(self.model, self.weights, self.device, self.img_size, bands=self.bands)
+        more: dict[str, Any] = {"bands": self.bands, "trust_pickle": self.trust_pickle}
+        return load_model(self.model, self.weights, self.device, self.img_size, **more)
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,7 @@ class Source(Backbone):
     memory: Memory = None
 
     def load(self) -> Model:
-        more = self.labels, self.probe, self.bands, self.output_is
+        more = self.labels, self.probe, self.bands, self.output_is, self.trust_pickle
         return load_model(self.model, self.weights, self.device, self.img_size, *more)
 
     def limited(self) -> AbstractContextManager[None]:
@@ -196,13 +203,15 @@ class Place:
     """Where results go, what is written of them, and whether they may replace others."""
 
     out: OutFolder = OUT
-    format: Format = USUAL
+    format: Format = None
     overwrite: Overwrite = False
     as_json: AsJson = False
 
     @property
     def formats(self) -> tuple[str, ...]:
-        return parse_formats(self.format)
+        """What is written; with --out FILE.png, unless the numbers are asked for, only the figure."""
+        one = self.out.suffix.lower() in FIGURES and not self.out.is_dir()
+        return parse_formats(self.format or ("png" if one else USUAL))
 
 
 @dataclass(frozen=True)
@@ -310,15 +319,17 @@ def load_model(
     probe: Path | None = None,
     bands: str | None = None,
     output: str = "auto",
+    trust_pickle: bool = False,
 ) -> Model:
     from vitreous.models.load import is_here, load
 
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
     size, shown = parse_size(img_size), parse_bands(bands)
+    more: dict[str, Any] = {"labels": labels, "probe": probe, "bands": shown, "output": output}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)  # said below
-        model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown, output=output)
+        model = load(spec, weights, device, img_size=size, trust_pickle=trust_pickle, **more)
     for note in model.notes:
         typer.secho(f"note: {note}", err=True)
     if model.device.type != "cpu" or sys.stderr.isatty():

@@ -97,7 +97,7 @@ def named_file(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path,
 def find_pictures(sources: Sequence[str], limit: int | None = None) -> Found:
     """The images to read, without what vitreous wrote, and how their results are called."""
     listed = listing.look(*sources)
-    files = listed.files[:limit]
+    files = list(listed.files[:limit])
     named = {os.path.abspath(source) for source in sources}
     return Found(files, named, relative_names(files, sources), [] if listed.note is None else [listed.note])
 
@@ -128,12 +128,14 @@ def work_through(
     work: Callable[[Batch], None],
     report: Callable[[], None],
     quiet: bool,
+    finish: Callable[[], None] = lambda: None,
 ) -> None:
-    """Process the images in batches; on an interrupt, report what was finished."""
+    """Process the images in batches, then `finish`; on an interrupt, report what was finished."""
     with show_progress(False if quiet else None):
         try:
             for batch in steps(read_batches(files, summary, size), len(files), "images", len):
                 in_batches(partial(on_part, work, batch), len(batch), len(batch))
+            finish()
         except KeyboardInterrupt:
             report()
             raise

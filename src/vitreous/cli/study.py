@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -167,7 +168,7 @@ def run(
 
     check_out(engine.out)
     compute, far = pick_engine(engine.engine), engine.engine == "ray"
-    found = read_data(data, masks).take(engine.limit, engine.sample, engine.seed)
+    found = read_data(data, masks).take(engine.limit, engine.sample, engine.seed).stamped()
     with limit_memory(sources.memory):
         planned, model = plan(
             make_kind(kind, methods, metrics, settings, found, engine.seed),
@@ -213,7 +214,9 @@ def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
     if not (folder / MANIFEST).is_file():
         return
     store = find_store(folder)
-    remedy = "" if isinstance(error, KeyboardInterrupt) else "free some space, then "
+    remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, then ")
+    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable, then ")
+    remedy = remedies.get(error.errno or 0, "") if isinstance(error, OSError) else ""
     count = f"{len(store.done())} of {store.manifest['shards']} shards"
     typer.secho(
         f"stopped: {count} are in {folder}; {remedy}run the same command again to resume",

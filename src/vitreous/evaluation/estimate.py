@@ -72,8 +72,7 @@ def estimated(
                 board.run(None, images, CONTROLS[1:])
             seconds, passes, forward = (time.perf_counter() - begun) / readable, sum(rows) / readable, board.forward
             break
-    board.forwards.clear()  # of a few images
-    board.seconds[:] = np.nan
+    board.forwards.clear()  # so that contenders are timed too
     maps = float(np.mean([COSTLY if one.method.costly or one.method.alone else QUICK for one in entered]))
     runs, count = runs_of(stages), len(entered) - len(CONTROLS)
     whole = runs_of((Stage(count, len(order)),))

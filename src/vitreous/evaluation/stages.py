@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -29,25 +30,33 @@ class Stage:
 
 
 def plan_stages(contenders: int, images: int, exhaustive: bool = False) -> tuple[Stage, ...]:
-    """The stages of a search; a single one, which is the exhaustive search, where a fifth of its runs is too few."""
+    """The stages of a search; a single one, which is the exhaustive search, where a fifth of its runs is too few.
+
+    Of those that can be afforded, the one with the most finalists, the most gradual, and then the one that starts with
+    the most images.
+    """
     whole = (Stage(contenders, images),)
     if exhaustive:
         return whole
-    for last in FINALISTS:
-        stages = (halved(contenders, images, first, rate, last) for first in range(images - 1, 0, -1) for rate in RATES)
-        found = next((one for one in stages if len(one) > 1 and SHARE * runs_of(one) <= runs_of(whole)), None)
-        if found is not None:
-            return found
+    for last, rate in product(FINALISTS, RATES):
+        for first in range(images // 2, 0, -1):
+            stages = halved(contenders, images, first, rate, last)
+            if SHARE * runs_of(stages) <= runs_of(whole):
+                return stages
     return whole
 
 
 def halved(contenders: int, images: int, first: int, rate: int, last: int) -> tuple[Stage, ...]:
-    """`first` images for all, then `rate` times as many for the best `rate`-th, down to the `last` contenders."""
+    """`first` images for all, then `rate` times as many for the best `rate`-th, down to the `last` contenders.
+
+    The last stage adds as many images as were seen before it, or more.
+    """
     stages = [Stage(contenders, first)]
     while stages[-1].images < images:
         before = stages[-1]
-        kept = min(before.contenders, max(last, -(-before.contenders // rate)))
-        stages.append(Stage(kept, images if kept <= last else min(images, before.images * rate)))
+        kept, more = max(last, -(-before.contenders // rate)), before.images * rate
+        ends = kept <= last or 2 * more > images
+        stages.append(Stage(min(before.contenders, kept), images if ends else more))
     return tuple(stages)
 
 

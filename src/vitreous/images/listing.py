@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
 
 from vitreous._support import marks
 from vitreous.errors import InputError, one_line
@@ -29,8 +30,8 @@ SHOWN = 3  # folders named in the note
 class Listed:
     """The images that names stand for, in order, and the results that were left out."""
 
-    files: list[Path]
-    results: list[Path] = field(default_factory=list)
+    files: Sequence[Path]
+    results: Sequence[Path] = field(default_factory=list)
 
     @property
     def note(self) -> str | None:
@@ -43,7 +44,7 @@ class Listed:
 
 def find(*sources: str | Path) -> list[Path]:
     """List the images that paths, folders (searched at any depth, sorted) and patterns stand for, each once."""
-    return look(*sources).files
+    return list(look(*sources).files)
 
 
 def look(*sources: str | Path) -> Listed:
@@ -196,9 +197,34 @@ def ending(name: str) -> str:
     return name[dot:].lower() if dot > 0 else ""
 
 
-def in_order(paths: list[str]) -> list[Path]:
-    """Sorted folder by folder, as paths are."""
-    return [Path(path) for path in sorted(paths, key=lambda path: os.path.normcase(path).split(os.sep))]
+class Paths(Sequence[Path]):
+    """Paths that are made when they are asked for: a million of them would take a gigabyte."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> Paths: ...
+    def __getitem__(self, index: int | slice) -> Path | Paths:
+        return Paths(self.paths[index]) if isinstance(index, slice) else Path(self.paths[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.paths))
+
+
+def in_order(paths: list[str]) -> Paths:
+    """Sorted folder by folder, as paths are: the end of a name comes before any letter."""
+    if paths and paths[0].startswith(os.curdir + os.sep):  # as a path is spelled, below the folder that one is in
+        paths = [path[2:] for path in paths]
+    return Paths(sorted(paths, key=lambda path: os.path.normcase(path).replace(os.sep, "\0")))
 
 
 def folders_of(files: Sequence[Path]) -> str:

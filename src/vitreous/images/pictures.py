@@ -6,6 +6,7 @@ For models with another number of channels than three they become `Bands`.
 from __future__ import annotations
 
 import io
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +22,13 @@ from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
 from vitreous.images import bands
-from vitreous.images.bands import ARRAYS, Bands, read_array
+from vitreous.images.bands import ARRAYS, MOST_PIXELS, Bands, check_size, read_array
 from vitreous.images.listing import ENDINGS as ENDINGS
 from vitreous.images.listing import find as find
 
 TIFF = (".tif", ".tiff")
-MOST_PIXELS = 100_000_000
-MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
-LEAST_SIDE = 8
+for library in ("PIL", "tifffile"):  # what they say of damaged files is in our one line; programs that log still get it
+    logging.getLogger(library).addHandler(logging.NullHandler())
 TAKES = "give a path, a PIL image, a uint8 array or a float tensor"
 
 
@@ -52,6 +52,11 @@ class Stored(ABC):
     @abstractmethod
     def stamp(self) -> str:
         """Cheap to compute; changes when the image may have changed."""
+
+    @property
+    def home(self) -> Path | None:
+        """The file or folder that holds it, if it is one."""
+        return None
 
     @abstractmethod
     def read_bytes(self) -> bytes: ...
@@ -218,20 +223,21 @@ def decode_bands(
 @contextmanager
 def one_error(where: Path | Stored) -> Iterator[None]:
     """Turn whatever goes wrong with an image into one line."""
+    name = " ".join(str(where).splitlines())
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(" ".join(str(error).splitlines())) from None
     except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
+        raise InputError(f"{name}: no such file") from None
     except PermissionError:
-        raise InputError(f"{where}: cannot be read (permission denied)") from None
+        raise InputError(f"{name}: cannot be read (permission denied)") from None
     except UnidentifiedImageError:
-        raise InputError(f"{where}: is not an image that Pillow can read") from None
+        raise InputError(f"{name}: is not an image that Pillow can read") from None
     except Image.DecompressionBombError as error:
-        raise InputError(f"{where}: is too large to open safely ({one_line(error)}); shrink it first") from None
+        raise InputError(f"{name}: is too large to open safely ({one_line(error)}); shrink it first") from None
     except Exception as error:  # Pillow's readers raise all kinds of errors
-        raise InputError(f"{where}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
+        raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
 
 
 def remark(image: Image.Image, where: Path | Stored) -> str | None:
@@ -257,16 +263,6 @@ def upright(image: Image.Image, name: str) -> Image.Image:
         return image.convert("RGB")
     except Exception as error:
         raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
-
-
-def check_size(wide: int, high: int, name: str) -> None:
-    """Raise if an image is too large, too small or too elongated."""
-    if wide * high > MOST_PIXELS:
-        raise InputError(f"{name}: {wide}×{high} is more than {MOST_PIXELS // 10**6} megapixels; shrink it first")
-    if min(wide, high) < LEAST_SIDE:
-        raise InputError(f"{name}: {wide}×{high} pixels are too few to explain; each side needs {LEAST_SIDE}")
-    if max(wide, high) > MOST_ASPECT * min(wide, high):
-        raise InputError(f"{name}: {wide}×{high} is more than {MOST_ASPECT} times as long as wide; crop it first")
 
 
 def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:

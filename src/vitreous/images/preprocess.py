@@ -84,11 +84,15 @@ class Preprocess:
         return np.stack([*chosen] if len(chosen) == 3 else [*chosen] * 3, -1).clip(0, 1)
 
     @cached_property
-    def _boxes(self) -> dict[tuple[int, int], Box]:
+    def _boxes(self) -> dict[tuple[int, int], Box | None]:
         return {}
 
     def box(self, size: tuple[int, int]) -> Box:
         """The part of an image of this (width, height) that the model sees; larger than the image if it is padded."""
+        return self.located(size) or (0.0, 0.0, float(size[0]), float(size[1]))
+
+    def located(self, size: tuple[int, int]) -> Box | None:
+        """The same; None if the input is not an upright rectangle of the image, e.g. because it is mirrored."""
         if size not in self._boxes:
             self._boxes[size] = find_box(self, size) if self.channels == 3 else find_band_box(self, size)
         return self._boxes[size]
@@ -133,7 +137,7 @@ def checked(x: Any, channels: int = 3) -> Tensor:
     return x
 
 
-def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
+def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box | None:
     """Preprocess a colour ramp and read off where its edges are."""
     wide, high = size
     ramp = np.full((high, wide, 3), MIDDLE, np.uint8)
@@ -143,7 +147,7 @@ def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     inside = np.abs(seen[:, :, 2] - MIDDLE / 255) < 0.02
     across, down = ends(seen[:, :, 0], inside, 0), ends(seen[:, :, 1], inside, 1)
     if across is None or down is None:
-        return 0.0, 0.0, float(wide), float(high)
+        return None
     return across[0] * wide, down[0] * high, across[1] * wide, down[1] * high
 
 
@@ -326,7 +330,7 @@ def measured_bands(transform: Callable[[Bands], Any], channels: int) -> Preproce
     return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())
 
 
-def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
+def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box | None:
     """Preprocess grey ramps across and down and read off where their edges are."""
     wide, high = size
     across_, down_ = ((np.arange(n, dtype=np.float32) + 0.5) / n for n in size)
@@ -339,5 +343,5 @@ def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     inside = planes[3] - planes[2] > 0.5  # elsewhere is padding
     across, down = ends(planes[0], inside, 0), ends(planes[1], inside, 1)
     if across is None or down is None:
-        return 0.0, 0.0, float(wide), float(high)
+        return None
     return across[0] * wide, down[0] * high, across[1] * wide, down[1] * high

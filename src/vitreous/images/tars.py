@@ -49,6 +49,10 @@ class Member(Stored):
     def stamp(self) -> str:
         return f"{stamp_file(self.tar)} {self.offset} {self.size}"
 
+    @property
+    def home(self) -> Path:
+        return self.tar
+
     def __str__(self) -> str:
         return f"{self.tar}/{self.name}"
 

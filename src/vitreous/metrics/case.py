@@ -14,14 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, attribute, spread
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
-from vitreous.models.model import Model
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
 from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
@@ -148,7 +147,7 @@ class Score:
 
 
 def evaluate(
-    model: Model | nn.Module | str | None,
+    model: Any,
     images: Any,
     explained: Attribution | str | ConfiguredMethod | Any,
     metric: str,

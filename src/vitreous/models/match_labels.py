@@ -18,7 +18,8 @@ SAME = 0.5  # share of equal class names above which two lists are taken for the
 
 def match_labels(data: Data, model: Model) -> Data:
     """Turn every label into a class number of the model; drop them all, with a note, if it knows none."""
-    given = dict.fromkeys(sample.label for sample in data.samples if sample.label is not None)
+    labels = data.columns.labels or ()
+    given = dict.fromkeys(label for label in labels if label is not None)
     if not given:
         return data
     if model.outputs is None:
@@ -40,12 +41,12 @@ def match_labels(data: Data, model: Model) -> Data:
             f"{data.source}: {len(unknown)} of {len(found)} labels are not classes of {model.name}: {some(unknown)}"
             f"{suggest(spellings(unknown[0])[-1], model.labels)}"
         )
-    samples = tuple(s if s.label is None else replace(s, label=found[s.label]) for s in data.samples)
-    return replace(data, samples=samples)
+    numbers = [None if label is None else found[label] for label in labels]
+    return replace(data, samples=data.columns.labelled(numbers))
 
 
 def unlabelled(data: Data, note: str) -> Data:
-    return replace(data, samples=tuple(replace(s, label=None) for s in data.samples), notes=(*data.notes, note))
+    return replace(data, samples=data.columns.labelled(None), notes=(*data.notes, note))
 
 
 def own_numbers(data: Data, model: Model) -> dict[int | str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from vitreous.plot.explained import Inspected
 from vitreous.plot.gif import gif_bytes
 from vitreous.plot.overlay import overlay, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape, sign
+from vitreous.plot.raster import drawn
 from vitreous.plot.sheet import BAR, BODY, GREY, HEAD, LABEL, QUIET, SMALL, Sheet
 
 AREA = 1.9  # of a map, in square inches
@@ -115,9 +115,7 @@ def frame(view: Discard, ratio: float, map: np.ndarray, cells: bool) -> Image.Im
     sheet.text(f"discarded: {percent(ratio)}", margin, y, room, LABEL)
     sheet.box(margin, y + 0.11, room, 0.06, BAR)
     sheet.box(margin, y + 0.11, room * ratio, 0.06, GREY)
-    buffer = io.BytesIO()
-    sheet.figure.savefig(buffer, format="png", dpi=DOTS, facecolor="white")
-    return Image.open(buffer).convert("RGB")
+    return drawn(sheet, DOTS)
 
 
 def save_gif(pictures: list[Image.Image], path: Path, told: Mapping[str, Any] | None = None) -> None:

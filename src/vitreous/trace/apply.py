@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous._support.memory import batch_size
 from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
@@ -50,13 +50,11 @@ def default_methods(trace: Trace, targets: Sequence[Any]) -> list[Method]:
     return [one for one in ranked if aimed or not one.targeted]
 
 
-def as_model(model: Model | nn.Module | str | None) -> Model:
-    if isinstance(model, Model):
-        return model
-    return load(model) if model is None or isinstance(model, str) else Model(model)
+def as_model(model: Any) -> Model:
+    return model if isinstance(model, Model) else load(model)
 
 
-def of_model(trace: Trace, model: Model | nn.Module | str | None) -> Trace:
+def of_model(trace: Trace, model: Any) -> Trace:
     """Return the trace; raise if `model` is given and is not the model of the trace."""
     if model is None:
         return trace

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
-from vitreous.web import attention, concepts, explain, faithfulness, heads, info, problems
+from vitreous.web import attention, concepts, explain, exports, faithfulness, heads, info, problems
 from vitreous.web.common import PROBLEMS
 from vitreous.web.docs import page
 from vitreous.web.engine import Engine
@@ -22,10 +22,14 @@ from vitreous.web.statics import Statics
 
 def create_app(engine: Engine, *, hosts: Iterable[str] = LOOPBACK, token: str | None = None) -> Guard:
     """Everything that `vitreous serve` serves, as an ASGI application."""
-    return Guard(inner_app(engine), engine.limits, hosts, token)
+    names = list(hosts)
+    alone = token is None and {*names} <= {*LOOPBACK}
+    return Guard(inner_app(engine, alone=alone), engine.limits, names, token)
 
 
-def inner_app(engine: Engine) -> FastAPI:
+def inner_app(engine: Engine, *, alone: bool = False) -> FastAPI:
+    """`alone`: nobody but this computer reaches the server."""
+
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -41,9 +45,9 @@ def inner_app(engine: Engine) -> FastAPI:
         lifespan=life,
         redirect_slashes=False,
     )
-    app.state.engine = engine
+    app.state.engine, app.state.alone = engine, alone
     api = APIRouter(prefix="/api", responses=PROBLEMS)
-    for part in (info, explain, attention, concepts, faithfulness, heads):
+    for part in (info, exports, explain, attention, concepts, faithfulness, heads):
         api.include_router(part.router)
     app.include_router(api)
     app.add_exception_handler(HTTPException, problems.on_http)

@@ -43,7 +43,7 @@ from vitreous.web.uploads import weight
 from vitreous.web.worker import Lane
 
 T = TypeVar("T")
-PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
+ASSETS = Path(__file__).parents[1] / "assets"
 READERS = 4  # threads for what needs no model
 DECODERS = 2  # … and for images
 UPLOADS = 8  # forms in memory at a time
@@ -78,6 +78,7 @@ class Kept:
 
     meta: dict[str, Any]
     attribution: Attribution  # on the CPU, without its image
+    provenance: dict[str, Any]
     model: str
     image: str
     target: Target | None  # fixed; None: the method does not depend on one
@@ -116,7 +117,10 @@ class Engine:
         self.bands: Store[Any, Any] = Store(64)
         self.concepts: Store[str, Held] = Store(self.limits.concepts)
         self.jobs = Jobs(self.limits)
-        self.samples = {f"sample:{path.stem}": path for path in sorted(PHOTOS.glob("*.jpg"))}
+        self.samples = {f"sample:{path.stem}": path for path in sorted((ASSETS / "photos").glob("*.jpg"))}
+        found = sorted((ASSETS / "concepts").glob("*/*.jpg"))
+        self.examples = {f"sample:{path.parent.name}-{path.stem}": path for path in found}  # of concepts
+        self.packaged = {**self.samples, **self.examples}
         self._readers, self._decoders, self._drawers = Room(READERS), Room(DECODERS), Room(1)
         self.arriving = asyncio.Semaphore(UPLOADS)
 
@@ -170,8 +174,8 @@ class Engine:
         found = self.images.get(kept_as(image, count))
         if found is None and image == BLANK:
             return Picture(Bands(np.random.default_rng(0).integers(0, 256, (224, 224, count), np.uint8)), BLANK)
-        if found is None and image in self.samples:
-            found = pictures.read(self.samples[image], channels=count)
+        if found is None and image in self.packaged:
+            found = pictures.read(self.packaged[image], channels=count)
             self.images.put(kept_as(image, count), found, weight(found))
         if found is None and served is not None and self._held(image):
             said = f"{served.name} takes images of {spelt(count)}, which this one does not have"
@@ -186,13 +190,13 @@ class Engine:
 
     def expect(self, image: str) -> None:
         """Raise a problem unless the image is held."""
-        if image not in self.samples and self._held(image) is None:
+        if image not in self.packaged and self._held(image) is None:
             raise gone()
 
     def name_of(self, image: str) -> str:
         """The name of an image, even if it is no longer held."""
         found = self._held(image)
-        return self.samples[image].name if image in self.samples else found.name if found is not None else "picture"
+        return self.packaged[image].name if image in self.packaged else found.name if found is not None else "picture"
 
     def map(self, number: str) -> Kept:
         found = self.maps.get(number)

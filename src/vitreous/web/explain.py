@@ -1,24 +1,21 @@
-"""The Explain tab: images in, classes, maps, figures and commands out."""
+"""The Explain tab: images in, classes and maps out."""
 
 from __future__ import annotations
 
 import io
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
-from vitreous._support.arrays import npz_bytes, plain
+from vitreous._support.arrays import plain
 from vitreous._support.words import finite
-from vitreous.attribution import Attribution, attribute, mark_of
+from vitreous.attribution import Attribution, attribute
 from vitreous.images.pictures import Picture
-from vitreous.models.output import Meaning
 from vitreous.plot.colour import is_control, limits
-from vitreous.plot.figure import explanation_figure, png_bytes
 from vitreous.registry import METHODS, Method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -41,8 +38,7 @@ from vitreous.web.engine import Engine, Kept, kept_as, key_of
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
-from vitreous.web.snippet import write
-from vitreous.web.targets import heading, resolve, settle
+from vitreous.web.targets import expect, heading, resolve, settle
 from vitreous.web.uploads import Part, identity, open_picture, read_form, weight
 
 router = APIRouter()
@@ -131,6 +127,7 @@ async def explain(engine: Served, client: Client, asked: schema.ExplainAsked) ->
     ]
     if len(wanted) > engine.limits.maps:
         raise Problem(422, f"{len(wanted)} maps are more than {engine.limits.maps}, all that one job may make")
+    await expect(engine, served, asked.image, targets)
 
     def work(job: Job) -> None:
         job.steps = len(wanted)
@@ -164,7 +161,8 @@ def one_map(
     found, cached = engine.maps.get(known), True
     if found is None:
         cached, began = False, time.perf_counter()
-        made = attribute(trace, method, target, values)
+        picture = engine.picture(image, served)
+        made = attribute(trace, method, target, values, Views([picture], served.model.preprocess))
         seconds = time.perf_counter() - began
         found = remember(engine, known, served, image, trace, made, target, seconds)
     told = schema.MapMeta(**{**found.meta, "target": asked if method.targeted else None, "cached": cached})
@@ -200,7 +198,8 @@ def remember(
         "seconds": round(seconds, 4),
         "notes": notes_of(made),
     }
-    kept = Kept(meta, replace(made, map=made.map.cpu(), views=None), served.name, image, target)
+    slim = replace(made, map=made.map.cpu(), views=None)
+    kept = Kept(meta, slim, made.provenance, served.name, image, target)
     engine.maps.put(known, kept, 4 * values.numel() + 4000)
     return kept
 
@@ -243,63 +242,8 @@ async def cancel(engine: Served, job: HexPath) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/maps/{map}.npz", response_class=Response, responses={200: {"content": {"application/zip": {}}}})
-async def npz(engine: Served, map: HexPath) -> Response:
-    """The map with its provenance, as `Attribution.save` writes it."""
-    kept = engine.map(map)
-    written = npz_bytes({"map": kept.attribution.map.numpy()}, mark_of({"map": kept.attribution}))
-    headers = {"Content-Disposition": f'attachment; filename="{kept.meta["method"]}.npz"'}
-    return Response(written, media_type="application/zip", headers=headers)
-
-
 @router.get("/maps/{map}", response_class=Response, responses=BINARY)
 async def grid(engine: Served, map: HexPath) -> Response:
     """The raw map."""
     values = engine.map(map).attribution.map[0]
     return numbers(values, shape=tuple(values.shape), lasting=True)
-
-
-@router.post("/figure", response_class=Response, responses={200: {"content": {"image/png": {}}}})
-async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
-    """A figure of these maps: a column for each method, a row for each target."""
-    kept = [engine.map(one) for one in dict.fromkeys(asked.maps)]
-    if len({(one.model, one.image) for one in kept}) > 1:
-        raise Problem(422, "these maps explain several images or models; a figure shows one")
-    served, image = engine.find(kept[0].model), kept[0].image
-    trace = await engine.seen(served, image)
-    picture = engine.picture(image, served)
-
-    def draw() -> bytes:
-        views = Views([picture], served.model.preprocess)
-        rows, heads = arrange([replace_meta(one, views) for one in kept])
-        top = best(served.model, trace.output[0], 5) if trace.classifies else []
-        values = served.model.meaning is Meaning.VALUE
-        bars = [(one.label, (one.value if values else one.probability) or 0.0) for one in top]
-        return png_bytes(explanation_figure(rows, top=bars, rows=heads, cells=asked.cells, values=values))
-
-    drawn = await engine.draw(draw)
-    return Response(drawn, media_type="image/png", headers={"Cache-Control": "no-store"})
-
-
-def replace_meta(kept: Kept, views: Views) -> tuple[dict[str, Any], Attribution]:
-    return kept.meta, replace(kept.attribution, views=views)
-
-
-def arrange(maps: Sequence[tuple[dict[str, Any], Attribution]]) -> tuple[list[list[Attribution | None]], list[str]]:
-    """Targets × methods, in the order in which they come; a method without target stands in the first row only."""
-    columns = list(dict.fromkeys((a.method, json.dumps(plain(dict(a.options)))) for _, a in maps))
-    titles = list(dict.fromkeys(meta["title"] for meta, _ in maps if meta["title"] is not None)) or [""]
-    rows: list[list[Attribution | None]] = [[None] * len(columns) for _ in titles]
-    for meta, a in maps:
-        row = 0 if meta["title"] is None else titles.index(meta["title"])
-        rows[row][columns.index((a.method, json.dumps(plain(dict(a.options)))))] = a
-    return rows, titles
-
-
-@router.post("/snippet")
-async def snippet(engine: Served, asked: schema.ExplainAsked) -> schema.Snippet:
-    """Python and a command line that give the same maps."""
-    served = engine.find(asked.model)
-    for one in asked.methods:
-        check_options(METHODS[one.name], one.options)
-    return write(engine, served, asked)

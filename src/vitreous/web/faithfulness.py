@@ -28,7 +28,7 @@ from vitreous.web.info import usable
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
-from vitreous.web.targets import heading, resolve, settle
+from vitreous.web.targets import expect, heading, resolve, settle
 
 router = APIRouter()
 
@@ -47,6 +47,8 @@ async def curves(engine: Served, client: Client, asked: schema.CurvesAsked) -> s
     served = engine.find(maps[0].model)
     for one in maps:
         engine.expect(one.image)
+    if any(one.target is None for one in maps):
+        await expect(engine, served, maps[0].image, [asked.target])
 
     def work(job: Job) -> None:
         job.steps = len(maps)

@@ -18,7 +18,7 @@ from vitreous.web import schema
 from vitreous.web.attention import Head, Token, looked, query
 from vitreous.web.common import BINARY, JOB, Client, ImageQuery, Layer, ModelQuery, Served, each_number, numbers
 from vitreous.web.jobs import Job
-from vitreous.web.targets import heading, resolve, settle
+from vitreous.web.targets import expect, heading, resolve, settle
 
 router = APIRouter()
 
@@ -28,6 +28,7 @@ async def inside(engine: Served, client: Client, asked: schema.InsideAsked) -> s
     """CASS: how much each head's attention resembles the saliency of the target."""
     served = engine.find(asked.model)
     engine.expect(asked.image)
+    await expect(engine, served, asked.image, [asked.target])
 
     def work(job: Job) -> None:
         trace = engine.trace(served, asked.image).fork()

@@ -15,8 +15,9 @@ from vitreous.trace.tokens import prefix_names, suffix_names
 from vitreous.version import VERSION
 from vitreous.web import engine as engines
 from vitreous.web import schema
-from vitreous.web.common import ModelQuery, Served
+from vitreous.web.common import ImageQuery, ModelQuery, Served
 from vitreous.web.limits import FORMATS, bounded
+from vitreous.web.targets import heading, resolve, settle
 
 router = APIRouter()
 
@@ -30,6 +31,9 @@ async def info(engine: Served) -> schema.Info:
         version=VERSION,
         models=models,
         samples=[schema.Sample(id=sample, name=path.stem) for sample, path in engine.samples.items()],
+        examples=[
+            schema.Example(id=one, name=path.stem, concept=path.parent.name) for one, path in engine.examples.items()
+        ],
         limits=schema.LimitInfo(
             upload_bytes=limits.upload_bytes,
             pixels=limits.pixels,
@@ -97,6 +101,24 @@ async def labels(
     """Classes whose label holds the words, the best match first; a number finds its class."""
     found = search(engine.find(model).model, q.strip(), limit)
     return [schema.Label(index=index, label=label) for index, label in found]
+
+
+@router.get("/target")
+async def target(
+    engine: Served,
+    image: ImageQuery,
+    q: Annotated[str, Query(max_length=300, examples=["tiger cat"])],
+    model: ModelQuery = None,
+) -> schema.TargetMeaning:
+    """What a target means for an image; if it means nothing, the problem names what is meant perhaps."""
+    served = engine.find(model)
+
+    def work() -> schema.TargetMeaning:
+        trace = engine.trace(served, image)
+        found = settle(resolve(engine, served, trace, q), trace)
+        return schema.TargetMeaning(target=str(found), title=heading(found, trace))
+
+    return await engine.ask(served, work)
 
 
 def search(model: Model, words: str, limit: int) -> list[tuple[int, str]]:

@@ -23,6 +23,7 @@ from vitreous.web.worker import Lane
 LOG = logging.getLogger("vitreous.web")
 OFTEN = 0.1  # seconds between two reports of progress
 BEAT = 15.0  # seconds after which a silent stream says that it lives
+RETRY = b"retry: 300\n\n"  # milliseconds after which a browser that lost the stream asks for it again
 GIVES_WAY = 2.0  # seconds, at every step, to short questions
 LAST = ("done", "cancelled", "failed")  # events after which none comes
 
@@ -43,7 +44,7 @@ class Job:
         self.left = threading.Event()  # the server ends, and tells nobody any more
         self.step, self.steps = 0, 1
         self.future: Future[None] | None = None
-        self.heard = time.monotonic()
+        self.heard: float | None = None  # when the last listener left
         self.began: float | None = None
         self.listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._lock = threading.Lock()
@@ -69,14 +70,20 @@ class Job:
 
     def check(self) -> None:
         """Raise if the job was cancelled."""
-        now = time.monotonic()
-        if self.stopped.is_set():
+        if self.stopped.is_set() or self.abandoned:
             raise Cancelled
-        if not self.listeners and now - self.heard > self.limits.patience:
-            raise Cancelled
-        if self.began is not None and now - self.began > self.limits.job_seconds:
+        if self.began is not None and time.monotonic() - self.began > self.limits.job_seconds:
             said = f"this took more than {self.limits.job_seconds:.0f} seconds, which is all that this server gives"
             raise Problem(503, f"{said}; ask for less at a time")
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether those who listened have left, or nobody came while it ran."""
+        with self._lock:
+            if self.listeners:
+                return False
+            since, most = (self.began, self.limits.patience) if self.heard is None else (self.heard, self.limits.grace)
+        return since is not None and time.monotonic() - since > most
 
     def run(self, work: Callable[[Job], None], quick: Lane) -> None:
         """Run the job, in the worker's thread."""
@@ -115,6 +122,7 @@ class Job:
             self.listeners.add(mine)
         shown: tuple[Any, Any] = None, None
         try:
+            yield RETRY
             while True:
                 mine[1].clear()
                 while after < len(self.events):
@@ -192,7 +200,10 @@ class Jobs:
         self._queues: dict[Lane, list[Job]] = {}  # the first one runs
 
     def start(self, client: str, lane: Lane, quick: Lane, work: Callable[[Job], None]) -> Job:
-        """Queue a job; a problem if the queue is full."""
+        """Queue a job; a problem if the queue is full. Jobs that were left while they waited make room for it."""
+        for job in self.known.values():
+            if not job.ended and job.abandoned:
+                self.cancel(job)
         mine = [job for job in self.known.values() if job.client == client and not job.ended]
         if len(mine) >= self.limits.own_jobs:
             raise Problem(429, f"{len(mine)} of your jobs are not done yet; wait for one, or cancel it", retry=2)

@@ -29,7 +29,8 @@ class Limits:
     quick: int = 64  # short questions that wait for a model
     seconds: float = 30.0  # for an answer, and for a body to arrive
     job_seconds: float = 600.0
-    patience: float = 60.0  # seconds after which a job that nobody listens to is cancelled
+    patience: float = 5.0  # seconds that a job runs unheard before it is cancelled
+    grace: float = 2.0  # … and seconds after its last listener has left
     jobs_kept: int = 256
     images_bytes: int = 500 * MB  # decoded images
     maps_bytes: int = 100 * MB

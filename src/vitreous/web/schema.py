@@ -59,6 +59,10 @@ class Sample(BaseModel):
     name: str
 
 
+class Example(Sample):
+    concept: str
+
+
 class LimitInfo(BaseModel):
     upload_bytes: int
     pixels: int
@@ -101,6 +105,7 @@ class Info(BaseModel):
     version: str
     models: list[ModelInfo]
     samples: list[Sample]
+    examples: list[Example]  # packaged images of which a concept can be built
     limits: LimitInfo
     methods: list[MethodInfo]
     metrics: list[MetricInfo]
@@ -109,6 +114,13 @@ class Info(BaseModel):
 class Label(BaseModel):
     index: int
     label: str
+
+
+class TargetMeaning(BaseModel):
+    """What a target means for an image."""
+
+    target: str  # as the library writes it: "282", "281-282"
+    title: str  # for people: "tabby 61%"
 
 
 class Chance(BaseModel):
@@ -182,8 +194,11 @@ class MapMeta(BaseModel):
     notes: dict[str, Any]
 
 
-class FigureAsked(Asked):
+class MapsAsked(Asked):
     maps: Annotated[list[MapId], Field(min_length=1, max_length=48)]
+
+
+class FigureAsked(MapsAsked):
     cells: bool = False
 
 

@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+from dataclasses import replace
 from typing import Any
 
 from vitreous.errors import TargetError
 from vitreous.models.load import EMBEDDED
 from vitreous.registry import METHODS
 from vitreous.web import schema
-from vitreous.web.engine import Engine, Held, Served, Source
+from vitreous.web.engine import ASSETS, Engine, Held, Served, Source
 from vitreous.web.targets import find_held
 
 CONCEPT = re.compile(r"concept:\s*([\w .-]+?)\s*(?=$|-\s*(?:text|concept|neuron):)", re.IGNORECASE)
 Method = schema.MethodAsked
+WINDOWS = os.name == "nt"
 
 
-def write(engine: Engine, served: Served, asked: schema.ExplainAsked) -> schema.Snippet:
+def write(engine: Engine, served: Served, asked: schema.ExplainAsked, *, alone: bool) -> schema.Snippet:
+    """`alone`: only this computer reaches the server, so its paths may be told, and they hold for the visitor."""
     concepts = {name: held for text in map(str, asked.targets) for name, held in concepts_in(engine, served, text)}
     targets = list(dict.fromkeys(named(str(text), concepts) for text in asked.targets))
     held = list({one.concept.name: one for one in concepts.values()}.values())
     photo = engine.name_of(asked.image)
-    packaged = asked.image in engine.samples
+    packaged = engine.packaged.get(asked.image)
+    within = packaged.relative_to(ASSETS.parent).as_posix() if packaged else None
+    source = located(served.source) if alone else bare(served.source)
+    file = photo
+    if packaged:
+        file = str(packaged) if alone else f"src/vitreous/{within}"
     return schema.Snippet(
-        python=python(served.source, photo, packaged, asked.methods, targets, held),
-        cli=command(
-            served.source, f"src/vitreous/assets/photos/{photo}" if packaged else photo, asked.methods, targets, held
-        ),
+        python=python(source, photo, within, asked.methods, targets, held),
+        cli=command(source, file, asked.methods, targets, held),
     )
+
+
+def located(source: Source) -> Source:
+    """A model's files by their full paths, which hold in any folder."""
+    spec, weights = source.spec, source.weights
+    named = spec is not None and (is_path(spec) or os.path.isfile(spec))
+    return replace(source, spec=full_path(spec) if spec and named else spec, weights=weights and full_path(weights))
+
+
+def full_path(name: str) -> str:
+    """The full path of a file or folder; what is neither, as it is."""
+    path = os.path.abspath(os.path.expanduser(name))
+    return path if os.path.exists(path) else name
+
+
+def is_path(name: str) -> bool:
+    """Whether a model was named by its folder."""
+    return name.startswith((".", "~")) or os.path.isabs(name)
+
+
+def bare(source: Source) -> Source:
+    """A model's files by their bare names: visitors do not learn the server's folders."""
+    spec = file_name(source.spec) if source.spec and is_path(source.spec) else source.spec
+    return replace(source, spec=spec, weights=source.weights and file_name(source.weights))
 
 
 def concepts_in(engine: Engine, served: Served, text: str) -> list[tuple[str, Held]]:
@@ -51,12 +83,12 @@ def named(text: str, concepts: dict[str, Held]) -> str:
 
 
 def python(
-    source: Source, photo: str, packaged: bool, methods: list[Method], targets: list[str], concepts: list[Held]
+    source: Source, photo: str, within: str | None, methods: list[Method], targets: list[str], concepts: list[Held]
 ) -> str:
-    """One forward pass, shared by all maps."""
-    where = f'Path(vitreous.__file__).parent / "assets/photos" / {photo!r}' if packaged else repr(photo)
-    lines = ["from pathlib import Path", ""] if packaged else []
-    lines += ["import vitreous", "from vitreous.trace.trace import Trace", ""]
+    """One forward pass, shared by all maps; `within`: the photo's place in the package, if it has one."""
+    where = f"Path(vitreous.__file__).parent / {within!r}" if within else repr(photo)
+    lines = ["from pathlib import Path", ""] if within else []
+    lines += ["import vitreous", ""]
     lines += [f"model = vitreous.load({loading(source)})"]
     for held in concepts:
         c = held.concept
@@ -64,7 +96,7 @@ def python(
             f"vitreous.Concept.from_images(model, {list(c.examples)!r}, {c.similarity!r}, name={c.name!r})"
             f".save({f'vitreous-concepts/{c.name}.safetensors'!r})"
         )
-    lines += [f"trace = Trace(model, [{where}])  # one forward pass, shared", "maps = ["]
+    lines += [f"trace = vitreous.Trace(model, [{where}])  # one forward pass, shared", "maps = ["]
     lines += [f"    {calling(one)}," for one in methods if not METHODS[one.name].targeted]
     lines += [f"    {calling(one, target)}," for target in targets for one in methods if METHODS[one.name].targeted]
     return "\n".join([*lines, "]", ""])
@@ -72,7 +104,7 @@ def python(
 
 def loading(source: Source) -> str:
     told = [] if source.spec in (None, EMBEDDED) else [repr(source.spec)]
-    told += [f"weights={file_name(source.weights)!r}"] if source.weights else []
+    told += [f"weights={source.weights!r}"] if source.weights else []
     told += [f"img_size={source.img_size!r}"] if source.img_size else []
     told += [f"bands={source.bands!r}"] if source.bands else []
     return ", ".join(told)
@@ -120,7 +152,7 @@ def rounds(methods: list[Method]) -> list[list[Method]]:
 
 def loaded(source: Source) -> list[str]:
     told = [] if source.spec in (None, EMBEDDED) else ["--model", str(source.spec)]
-    told += ["--weights", file_name(source.weights)] if source.weights else []
+    told += ["--weights", source.weights] if source.weights else []
     size = source.img_size
     told += ["--img-size", "x".join(map(str, size)) if isinstance(size, tuple) else str(size)] if size else []
     told += ["--channels", ",".join(map(str, source.bands))] if source.bands else []
@@ -128,8 +160,7 @@ def loaded(source: Source) -> list[str]:
 
 
 def file_name(path: str) -> str:
-    """A path as its bare file name: clients do not learn the server's folders."""
-    return re.split(r"[\\/]", path)[-1]
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
 
 
 def value_text(value: Any) -> str:
@@ -137,4 +168,5 @@ def value_text(value: Any) -> str:
 
 
 def words(*given: str) -> str:
-    return shlex.join(given)
+    """A command as the shell of this computer reads it."""
+    return subprocess.list2cmdline(given) if WINDOWS else shlex.join(given)

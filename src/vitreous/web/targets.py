@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from vitreous._support.words import plain
 from vitreous.errors import TargetError
@@ -17,16 +18,26 @@ LONGEST = 300
 
 def resolve(engine: Engine, served: Served, trace: Trace, asked: str | int) -> Target:
     """The target that was asked for; concepts are those that this server holds."""
-    text = str(asked).strip()
-    if len(text) > LONGEST:
-        raise TargetError(f"a target of {len(text)} letters is too long")
-    found = read(engine, served, text, trace.output.shape[1])
+    found = read(engine, served, str(asked).strip(), trace.output.shape[1])
     if found.names_classes and not trace.classifies:
         raise no_classifier(served.name)
     return found
 
 
+async def expect(engine: Engine, served: Served, image: str, asked: Iterable[str | int]) -> None:
+    """Raise unless all targets of a request exist: a job is not begun for one that does not."""
+
+    def work() -> None:
+        outputs = engine.trace(served, image).output.shape[1]
+        for one in asked:
+            read(engine, served, str(one).strip(), outputs)
+
+    await engine.ask(served, work)
+
+
 def read(engine: Engine, served: Served, text: str, outputs: int) -> Target:
+    if len(text) > LONGEST:
+        raise TargetError(f"a target of {len(text)} letters is too long")
     kind, colon, rest = text.partition(":")
     parts = KINDS.split(text)
     if len(parts) == 2 and all(parts):

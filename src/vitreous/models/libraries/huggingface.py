@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,21 @@ from vitreous._support.optional import needs
 from vitreous.errors import ModelError, WeightsError, one_line
 from vitreous.images import preprocess as generic
 from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
-from vitreous.models.checkpoint import fill, read_state, some
+from vitreous.models.checkpoint import Convert, State, some
+from vitreous.models.checkpoints.read import Checkpoint, files_of
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries import open_clip
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
-from vitreous.models.libraries.loading import RANDOM, hush
+from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_note
+from vitreous.models.libraries.hub import cached, hub
+from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
 
 PREFIX = "hf"
 PACKAGE = "transformers"
 CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
 HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
 PREFIXES: tuple[str, ...] = ()
+CLASSIFIERS = ("classifier", "head", "score")
 # The defaults of their processors are another model's; the published checkpoints were trained on ImageNet's colours.
 PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
 
@@ -210,33 +215,103 @@ def adapt(given: Any, channels: int = 3) -> Preprocess:
 
 
 def load(name: str, weights: str | None, size: Size | None) -> Loaded:
+    return load_base(name, weights, size)
+
+
+def load_base(name: str, weights: str | None, size: Size | None, classes: int | None = None) -> Loaded:
+    """`classes`: an adapter will replace the classifier by one of so many."""
     transformers = needs("transformers", "hf")
-    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+    here = Path(name).is_dir()
+    if name.startswith((".", "/", "~")) and not here:
         raise ModelError(f"hf/{name}: no such folder")
+    found = read_weights(weights)
+    with nullcontext() if here else hub() as reason:
+        config = read_config(transformers, name, reason)
+        make = (
+            getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None) or transformers.AutoModel
+        )
+        if classes is not None and "Classification" not in make.__name__:
+            make = transformers.AutoModelForImageClassification
+        try:
+            done = of_weights(make, name, config, weights, found, size, classes)
+        except WeightsError:
+            raise
+        except Exception as error:
+            raise ModelError(f"hf/{name}: cannot be loaded ({reason or one_line(error, 200)})") from error
+        done.net.config._name_or_path = name  # type: ignore[union-attr]  # where its image processor is
+        refuse_odd_size(done.net, size, f"hf/{name}", own_size(done.net))
+        return Loaded(done.net, find_preprocess(done.net, size, local=False), Path(name).name, None, None, *done[1:])
+
+
+def read_config(transformers: Any, name: str, reason: str | None) -> Any:
+    """The configuration in a folder, in the cache or on the hub; `reason`: why the hub cannot be asked."""
     try:
         with hush():
-            config = transformers.AutoConfig.from_pretrained(name)
+            return transformers.AutoConfig.from_pretrained(name)
     except Exception as error:
-        raise ModelError(f"hf/{name}: no such folder or hub model, or no connection ({one_line(error, 160)})") from None
-    wanted = (getattr(config, "architectures", None) or [""])[0]
-    made = getattr(transformers, wanted, None) or transformers.AutoModel
-    try:
-        net = from_folder(made, name) if weights is None else from_config(made, config)
-        if weights not in (None, RANDOM):
-            fill(net, read_state(str(weights)), str(weights))
-    except WeightsError:
-        raise
-    except Exception as error:
-        raise ModelError(f"hf/{name}: cannot be loaded ({one_line(error, 200)})") from error
-    net.config._name_or_path = name  # where its image processor is
-    return Loaded(net, find_preprocess(net, size, local=False), Path(name).name)
+        said = f"no such folder or hub model, or no connection ({reason or one_line(error, 160)})"
+        raise ModelError(f"hf/{name}: {said}") from None
 
 
-def from_folder(made: Any, name: str) -> Any:
+def of_weights(
+    make: Any,
+    name: str,
+    config: Any,
+    weights: str | None,
+    found: Checkpoint | None,
+    size: Size | None,
+    classes: int | None = None,
+) -> Filled:
+    """A network with its published weights, with those of a file, or untrained."""
+    if weights is None:
+        net = from_folder(make, name, classes)
+        before = own_size(net)
+        grid = None if size in (None, before) else grid_of(net, before)
+        said = () if grid is None or size is None else (resampled_note(f"hf/{name}", grid.size, size, grid.patch),)
+        return Filled(net, (), said, files_here(name))
+    if found is None:
+        return Filled(built(make, config, Settings(None, classes)))
+    return filled(lambda asked: built(make, config, asked), found, size, own_size, converter(make), stretches=True)
+
+
+def built(make: Any, config: Any, asked: Settings) -> Any:
+    """A network of a configuration, changed as its weights tell."""
+    config = deepcopy(config)
+    sees = getattr(config, "vision_config", config)
+    if asked.size is not None:
+        sees.image_size = asked.size[0] if asked.size[0] == asked.size[1] else list(asked.size)
+    if asked.channels is not None and hasattr(sees, "num_channels"):
+        sees.num_channels = asked.channels
+    if asked.classes not in (None, getattr(config, "num_labels", None)) and "Classification" in make.__name__:
+        config.num_labels = asked.classes  # whose names are not known
+    return from_config(make, config)
+
+
+def converter(make: Any) -> Convert:
+    """Through transformers, which renames what its older versions called differently."""
+
+    def convert(state: State, net: Any) -> State:
+        with quiet():
+            net, told = make.from_pretrained(None, config=net.config, state_dict=state, output_loading_info=True)
+        strange = any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        return state if strange else dict(net.state_dict())
+
+    return convert
+
+
+def files_here(name: str) -> tuple[Path, ...]:
+    """The files of the weights in a folder or in the local cache of the hub."""
+    if Path(name).is_dir():
+        return files_of(Path(name))
+    return cached(name, ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"))
+
+
+def from_folder(made: Any, name: str, classes: int | None = None) -> Any:
     """from_pretrained, which fills what a checkpoint lacks with noise; here that is an error."""
+    other = {} if classes is None else {"num_labels": classes, "ignore_mismatched_sizes": True}
     with quiet() if Path(name).is_dir() else hush():  # a download shows its progress
-        net, told = made.from_pretrained(name, output_loading_info=True)
-    missing = sorted(told["missing_keys"])
+        net, told = made.from_pretrained(name, output_loading_info=True, **other)
+    missing = sorted(key for key in told["missing_keys"] if classes is None or not key.startswith(CLASSIFIERS))
     if missing and all(key.split(".")[0] == "pooler" for key in missing):  # not part of what was trained
         net.pooler = None
     elif missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,14 +11,16 @@ from torch import Tensor, nn
 from vitreous._support.optional import needs
 from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import Preprocess, adapt
-from vitreous.models.checkpoint import fill, read_state
+from vitreous.models.checkpoint import State
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name
-from vitreous.models.libraries.loading import RANDOM, SEE, hush, not_built
+from vitreous.models.libraries.grids import refuse_odd_size
+from vitreous.models.libraries.hub import hub
+from vitreous.models.libraries.loading import SEE, Filled, Settings, filled, hush, not_built, read_weights
 
 PREFIX = "openclip"
 PACKAGE = "open_clip_torch"
@@ -78,16 +81,35 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         raise ModelError(f"open_clip has no weights {tag!r} for {name}{nearest(tag, tags) or '; it has ' + few(tags)}")
     if weights is None and not tags:
         raise ModelError(f"open_clip has no weights for {name}; give a file with weights=…, or weights='random'")
-    options: dict[str, Any] = {} if size is None else {"force_image_size": size}
-    try:
-        with hush():
-            published = (tag or tags[0]) if weights is None else None
-            net, _, steps = open_clip.create_model_and_transforms(name, pretrained=published, **options)
-    except Exception as error:
-        raise not_built(name, error, weights) from error
-    if weights not in (None, RANDOM):
-        fill(net, read_state(str(weights)), str(weights))
-    return Loaded(net, adapt(steps), name)
+    published, steps = (tag or tags[0]) if weights is None else None, None
+    state = read_weights(weights)
+
+    def build(asked: Settings) -> nn.Module:
+        nonlocal steps
+        options: dict[str, Any] = {} if asked.size is None else {"force_image_size": asked.size}
+        reason = None
+        try:
+            with hush(), hub() if published else nullcontext() as reason:
+                net, _, steps = open_clip.create_model_and_transforms(name, pretrained=published, **options)
+        except Exception as error:
+            raise not_built(name, error, weights, reason) from error
+        refuse_odd_size(net, size, name)
+        return net  # type: ignore[no-any-return]
+
+    made = Filled(build(Settings(size))) if state is None else filled(build, state, size, built_size, resample)
+    return Loaded(made.net, adapt(steps), name, None, None, *made[1:])
+
+
+def built_size(net: Any) -> Size | None:
+    return stated_size(net, net.visual)
+
+
+def resample(state: State, net: nn.Module) -> State:
+    """Resize the position embedding of a state to this network's."""
+    from open_clip.model import resize_pos_embed
+
+    resize_pos_embed(state, net)
+    return state
 
 
 def few(names: Sequence[str]) -> str:

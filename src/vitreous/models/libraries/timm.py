@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from vitreous.errors import ModelError, nearest
+from vitreous.errors import ModelError, VitreousError, nearest
 from vitreous.images.preprocess import Preprocess, adapt, scaled
-from vitreous.models.checkpoint import Blank, Convert, channels_in, classes_in, fill, read_state
+from vitreous.models.checkpoint import Blank, Convert, State
+from vitreous.models.checkpoints.read import ENDINGS
 from vitreous.models.libraries.any import Loaded, Size, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
-from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not_built
+from vitreous.models.libraries.grids import refuse_odd_size
+from vitreous.models.libraries.hub import cached, hub, refuse_silent
+from vitreous.models.libraries.loading import (
+    SEE,
+    Filled,
+    Settings,
+    filled,
+    fixed_size,
+    hush,
+    not_built,
+    published_resampled,
+    read_weights,
+)
 
 PREFIX = "timm"
 PACKAGE = "timm"
@@ -44,15 +57,26 @@ def name(net: nn.Module) -> str:
 
 
 def labels(net: nn.Module) -> Mapping[int, str]:
-    """ImageNet's names, if the number of classes and the name of the weights point to one of its subsets."""
+    """Those it states, or ImageNet's, if the count and the name of the weights point to one of its subsets."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     count: Any = getattr(net, "num_classes", None)
+    stated = stated_labels(net.pretrained_cfg)
+    if stated:
+        return stated if len(stated) == count else {}
     subset = infer_imagenet_subset(net) if count else None
     if not subset:
         return {}
     info = ImageNetInfo(subset)
     return {index: info.index_to_description(index) for index in range(count)}
+
+
+def stated_labels(config: Any) -> dict[int, str]:
+    """The class names that a folder of timm states: names or indices to names, with or without descriptions."""
+    names = config.get("label_names") if isinstance(config, dict) else None
+    listed: Mapping[Any, Any] = dict(enumerate(names)) if isinstance(names, list | tuple) else names or {}
+    told: Mapping[Any, Any] = (config.get("label_descriptions") if listed else None) or {}
+    return {int(index): str(told.get(name, name)) for index, name in listed.items()}
 
 
 def classifies(net: nn.Module) -> bool | None:
@@ -64,7 +88,7 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
     from timm.data import create_transform, resolve_data_config
 
     config = resolve_data_config({}, model=net)
-    size = size or stated_size(net, getattr(net, "patch_embed", None))
+    size = size or built_size(net)
     if size is not None:
         config["input_size"] = (3, *size)
     count = channels(net) or 3
@@ -81,41 +105,82 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
     known = timm.list_models()
     if not name.startswith(ELSEWHERE) and architecture not in known:
         raise ModelError(f"unknown model {name!r}{hint(name) or nearest(architecture, known) or SEE}")
-    options: dict[str, Any] = {} if size is None else {"img_size": size}
-    state = None if weights in (None, RANDOM) else read_state(str(weights))
-    if state is not None:
-        options |= classes_in(state)
-    try:
-        with hush(), nullcontext() if state is None else Blank():
-            net = timm.create_model(name, pretrained=weights is None, **options)
-            count = None if state is None else channels_in(state, net)
-            if count not in (None, channels(net)):
-                net = timm.create_model(name, in_chans=count, **options)
-    except Exception as error:
-        if "img_size" in str(error) and size is not None:
-            raise fixed_size(name, error) from error
-        raise not_built(name, error, weights) from error
-    if state is not None:
-        fill(net, state, str(weights), converter(net))
-    return Loaded(net, preprocess(net, size), name)
+    state = read_weights(weights)
+
+    def build(asked: Settings) -> nn.Module:
+        options = {"img_size": asked.size, "num_classes": asked.classes, "in_chans": asked.channels}
+        options = {key: value for key, value in options.items() if value is not None}
+        reason = None
+        try:
+            with hush(), nullcontext() if state is None else Blank(), fetching(name, weights) as reason:
+                net: nn.Module = timm.create_model(name, pretrained=weights is None, **options)
+        except VitreousError:
+            raise
+        except Exception as error:
+            if "img_size" in str(error) and asked.size is not None:
+                raise fixed_size(name, error) from error
+            if size is not None:
+                with hush():
+                    refuse_odd_size(timm.create_model(name), size, name)
+            raise not_built(name, error, weights, reason) from error
+        refuse_odd_size(net, size, name)
+        return net
+
+    if state is None:
+        net = build(Settings(size))
+        asked = published_resampled(net, name, usual_size(net), size)
+        made = Filled(net, (), asked, published_files(net)) if weights is None else Filled(net)
+    else:
+        made = filled(build, state, size, built_size, convert)
+    known_as = Path(name).name if name.startswith("local-dir:") else name
+    return Loaded(made.net, preprocess(made.net, size), known_as, None, None, *made[1:])
+
+
+def fetching(name: str, weights: str | None) -> AbstractContextManager[str | None]:
+    """What published weights need: a server that answers, or the local cache."""
+    import timm
+
+    online = name.startswith(("hf-hub:", "hf_hub:"))
+    config: Any = timm.get_pretrained_cfg(name, allow_unregistered=True) if weights is None and not online else None
+    if config is not None and config.url and not config.hf_hub_id:
+        refuse_silent(config.url, name)
+    repository = name.partition(":")[2] if online and weights is None else config and config.hf_hub_id
+    return hub(repository.partition("@")[0], name) if repository else hub() if online else nullcontext()
+
+
+def published_files(net: nn.Module) -> tuple[Path, ...]:
+    """The file of the published weights in the local cache."""
+    config: Any = net.pretrained_cfg
+    repository = config.get("hf_hub_id") if isinstance(config, dict) else None
+    return cached(repository, ("model.safetensors", "pytorch_model.bin")) if repository else ()
+
+
+def built_size(net: nn.Module) -> Size | None:
+    """The image size that a network was built for."""
+    return stated_size(net, getattr(net, "patch_embed", None))
+
+
+def usual_size(net: nn.Module) -> Size | None:
+    """The image size of the published weights."""
+    config: Any = net.pretrained_cfg
+    found = config.get("input_size") if isinstance(config, dict) else None
+    return None if found is None else (found[1], found[2])
 
 
 def hint(name: str) -> str:
     """What the user may have meant by something that is not the name of a timm model."""
     path = Path(name)
-    if path.is_dir() or (name.count("/") == 1 and not path.suffix):
-        return f"; a Hugging Face folder or ID is written hf/{name}"
-    if path.suffix in (".safetensors", ".pth", ".pt", ".bin", ".ckpt"):
-        return (
-            "; a file of weights needs its architecture: load(NAME, weights=FILE), on the command line -m NAME -w FILE"
-        )
+    if name.count("/") == 1 and not path.suffix:
+        return f"; there is no such folder here, and a Hugging Face ID is written hf/{name}"
+    if path.suffix in ENDINGS:
+        return "; there is no such file here"
     return ""
 
 
-def converter(net: nn.Module) -> Convert | None:
-    """The function that converts the original authors' checkpoints, if timm has one for this network."""
+def convert(state: State, net: nn.Module) -> State:
+    """Convert the original authors' checkpoints, and those for another input size, if timm can for this network."""
     found: Convert | None = getattr(sys.modules[type(net).__module__], "checkpoint_filter_fn", None)
-    return found
+    return state if found is None else found(state, net)
 
 
 def names(everything: bool) -> list[str] | None:

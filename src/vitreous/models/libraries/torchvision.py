@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import torch
 from torch import nn
 
 from vitreous.errors import ModelError, nearest
 from vitreous.images.preprocess import IMAGENET, Preprocess, adapt
-from vitreous.models.checkpoint import Blank, State, bare_names, classes_in, fill, read_state
+from vitreous.models.checkpoint import Blank, State
+from vitreous.models.checkpoints.read import Checkpoint
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import classifies as classifies
@@ -19,7 +23,9 @@ from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text
-from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, not_built
+from vitreous.models.libraries.grids import refuse_odd_size
+from vitreous.models.libraries.hub import refuse_silent
+from vitreous.models.libraries.loading import SEE, Filled, Settings, filled, fixed_size, not_built, read_weights
 
 PREFIX = "torchvision"
 PACKAGE = "torchvision"
@@ -43,25 +49,55 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
     if name not in known:
         raise ModelError(f"torchvision has no model {name!r}{nearest(name, known) or SEE}")
     usual = torchvision.models.get_model_weights(name).DEFAULT
-    state = None if weights in (None, RANDOM) else read_state(str(weights))
-    options: dict[str, Any] = {} if state is None else classes_in(state)
-    if size is not None:
-        options["image_size"] = one_side(size, name)
-    try:
-        if weights is None and size is not None:
-            state = usual.get_state_dict(progress=True, check_hash=True)
+    state = read_weights(weights)
+    if weights is None:
+        refuse_silent(usual.url, name)
+    if weights is None and size is not None:
+        state = published(name, usual)
+
+    def build(asked: Settings) -> nn.Module:
+        options: dict[str, Any] = {} if asked.classes is None else {"num_classes": asked.classes}
+        if asked.size is not None:
+            options["image_size"] = one_side(asked.size, name)
         ready = usual if weights is None and size is None else None
-        with nullcontext() if state is None else Blank():
-            net = torchvision.models.get_model(name, weights=ready, **options)
-    except Exception as error:
-        if "image_size" in str(error) and size is not None:
-            raise fixed_size(name, error) from error
-        raise not_built(name, error, weights) from error
-    if state is not None:
-        fill(net, resample(net, state), str(weights or name))
+        try:
+            with nullcontext() if state is None else Blank():
+                net: nn.Module = torchvision.models.get_model(name, weights=ready, **options)
+        except Exception as error:
+            if "image_size" in str(error) and asked.size is not None:
+                raise fixed_size(name, error) from error
+            if size is not None:
+                refuse_odd_size(torchvision.models.get_model(name, weights=None), size, name)
+            raise not_built(name, error, weights) from error
+        refuse_odd_size(net, size, name)
+        return net
+
+    made = Filled(build(Settings(size))) if state is None else filled(build, state, size, stated_size, resample)
+    made = made._replace(weights=files_of(usual)) if weights is None else made
     classes = usual.meta["categories"]
-    known_classes = classes if options.get("num_classes", 1000) == len(classes) else None
-    return Loaded(net, transform(net, usual), name, known_classes, classifier=True)
+    known_classes = classes if classes_of(made.net) == len(classes) else None
+    return Loaded(made.net, transform(made.net, usual), name, known_classes, True, *made[1:])
+
+
+def published(name: str, usual: Any) -> Checkpoint:
+    """The published weights as a state, for a network of another size."""
+    try:
+        state = usual.get_state_dict(progress=True, check_hash=True)
+    except Exception as error:
+        raise not_built(name, error, None) from error
+    return Checkpoint(name, state, ())
+
+
+def files_of(usual: Any) -> tuple[Path, ...]:
+    """The file of the published weights in the local cache."""
+    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(usual.url).path).name
+    return (file,) if file.is_file() else ()
+
+
+def classes_of(net: Any) -> int | None:
+    """How many classes the last layer has."""
+    last = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    return last[-1].out_features if last else None
 
 
 def transform(net: nn.Module, usual: Any) -> Preprocess:
@@ -76,17 +112,11 @@ def one_side(size: Size, name: str) -> int:
     return size[0]
 
 
-def resample(net: Any, state: State) -> State:
+def resample(state: State, net: Any) -> State:
     """Resize the position embedding of a state to this network's."""
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
-    key = "encoder.pos_embedding"
-    state = bare_names(net.state_dict(), state)
-    if (
-        not isinstance(net, VisionTransformer)
-        or key not in state
-        or state[key].shape == net.encoder.pos_embedding.shape
-    ):
+    if not isinstance(net, VisionTransformer) or "encoder.pos_embedding" not in state:
         return state
     return dict(interpolate_embeddings(net.image_size, net.patch_size, OrderedDict(state)))
 

@@ -32,7 +32,7 @@ const sent = (body, method = "POST") =>
 export const get = async (path, query) => (await ask(path + search(query))).json();
 export const post = async (path, body) => (await ask(path, sent(body))).json();
 export const remove = (path) => ask(path, { method: "DELETE" });
-export const file = async (path, body) => (await ask(path, sent(body))).blob();
+export const file = async (path, body, query) => (await ask(path + search(query), body && sent(body))).blob();
 export const view = (image, model) => `/api/images/${image}/view${search({ model })}`;
 
 /** Raw numbers: {buffer, shape, extra}. */

@@ -7,11 +7,12 @@ import { cursor, onCursor, point, redraw } from "./draw.js";
 import { explain } from "./explain.js";
 import { faithfulness } from "./faithfulness.js";
 import { inside } from "./inside.js";
+import { mend } from "./links.js";
 import * as rail from "./rail.js";
 import * as addresses from "./state.js";
 import { onChange, set, state } from "./state.js";
 import * as strip from "./strip.js";
-import { byId, el, problem } from "./ui.js";
+import { byId, el, leave, problem } from "./ui.js";
 import { learnTargets, loadConcepts, model, predict, world } from "./world.js";
 
 const TABS = { explain, attention, concepts, faithfulness, inside };
@@ -65,6 +66,7 @@ function showTab() {
     if (chosen) byId("tabs").scrollLeft = tab.offsetLeft - byId("tabs").offsetLeft - 64;
   }
   document.body.dataset.tab = state.tab;
+  strip.offer(TABS[state.tab].exports);
   document.title = `vitreous · ${byId(`tab-${state.tab}`).textContent}`;
 }
 
@@ -72,7 +74,7 @@ function showTab() {
 function settle() {
   const { models, samples } = world.info;
   addresses.settle({ model: models[0].name, image: samples[0].id }, models[0].first);
-  if (!models.some((one) => one.name === state.model)) state.model = models[0].name;
+  if (!state.model) state.model = models[0].name;
   if (!state.image) state.image = samples[0].id;
   byId("model").value = state.model;
 }
@@ -95,6 +97,7 @@ async function newPhoto() {
 function changed(what) {
   const has = (names) => names.some((name) => what.has(name));
   if (has(PHOTO)) {
+    leave();
     settle();
     newPhoto();
   } else if (what.has("targets")) {
@@ -111,7 +114,7 @@ function changed(what) {
 async function start() {
   themes();
   tabs();
-  addresses.begin();
+  addresses.begin(mend);
   world.info = await api.get("info");
   await loadConcepts().catch(() => {});
   byId("model").replaceChildren(...world.info.models.map(({ name }) => el("option", { value: name }, name)));
@@ -119,6 +122,8 @@ async function start() {
     set({ model: event.target.value, patch: null, layer: -1, head: "mean" }));
   byId("model").disabled = world.info.models.length === 1;
   settle();
+  addresses.correct(await mend());
+  byId("model").value = model().name;
   if (state.patch !== null && state.patch >= model().grid[0] * model().grid[1]) state.patch = null;
   rail.begin();
   strip.begin();

@@ -3,12 +3,13 @@
 import * as api from "./api.js";
 import { cursor, ends, MapView, onCursor, point, thumb } from "./draw.js";
 import { set, state } from "./state.js";
+import { drawn, maps, table as csvOf, whose } from "./take.js";
 import { arrow, between, button, choice, el, link, number, percent, placeOf, problem, segments, slider } from "./ui.js";
 import { here, model, photo } from "./world.js";
 
 const ROLLOUT = ["discard", "heads", "residual"];
 const lead = el("p.lead");
-const body = el("div.panels");
+const body = el("div.attention");
 const heads = el("table.heads");
 const extras = el("p.extras");
 let about = null; // what /api/attention said
@@ -65,7 +66,26 @@ export const attention = {
     }
     if (ramp !== state.ramp) drawThumbs((ramp = state.ramp));
   },
+
+  exports: [
+    drawn,
+    maps(() => about && {
+      path: "attention/maps.npz",
+      query: { ...which(), discard: state.discard, heads: state.heads, residual: state.residual },
+    }),
+    csvOf("Where the read-out of each layer looks", () => [
+      ["model", "image", "layer", "cls", "registers", "patches"],
+      ...(about?.share ?? []).map(({ cls, registers, patches }, i) => [...whose(), i, cls, registers, patches]),
+    ]),
+  ],
 };
+
+/** The map that is chosen. */
+function which() {
+  const layer = layerOf(about.layers);
+  const token = cursor.patch ?? "readout";
+  return { ...here(), layer, head: headOf(about.heads[layer]), token, direction: direction() };
+}
 
 async function load(key) {
   loaded = key;
@@ -103,10 +123,10 @@ function build(small) {
   shown.heads = choice("Heads", ["mean", "min", "max"], state.heads, share("heads"));
   shown.residual = slider("Residual", { value: state.residual, max: 1, step: 0.05, unit: "" }, share("residual"));
   const roll = el("div.panel.rollout", el("h3", "Rollout"), el("p.quiet", "Attention multiplied over all layers."),
-    rolled.node, rolled.legend.node, shown.discard, shown.residual, shown.heads);
+    el("div.rolled", rolled.node, rolled.legend.node), el("div.knobs", shown.discard, shown.residual, shown.heads));
 
   table(small);
-  body.replaceChildren(main, el("div.panel.table", el("div.scroll", heads)), roll);
+  body.replaceChildren(main, el("div.panels", el("div.panel.table", el("div.scroll", heads)), roll));
 }
 
 /** The L × H table: a thumbnail for each head, the layer's mean, and where the read-out looks. */
@@ -193,20 +213,18 @@ function mark() {
 }
 
 const ask = api.latest(async () => {
-  const layer = layerOf(about.layers);
-  const head = headOf(about.heads[layer]);
+  const where = which();
+  const { layer, head, direction: way } = where;
   const patch = cursor.patch;
-  const way = direction();
-  const where = { ...here(), layer, head, token: patch ?? "readout", direction: way };
   const readout = `the read-out (what the classifier reads: ${about.readout})`;
   const token = patch === null ? readout : `the patch in ${placeOf(patch, about.grid)}`;
   const question = way === "reads" ? `what ${token} attends to` : `which tokens attend to ${token}`;
-  const which = `Layer ${layer}, ${head === "mean" ? "mean of the heads" : `head ${head}`}: `;
+  const name = `Layer ${layer}, ${head === "mean" ? "mean of the heads" : `head ${head}`}: `;
   try {
     const { values, extra, shape } = await row(where);
-    lead.replaceChildren(el("b", which), `${question}.`,
+    lead.replaceChildren(el("b", name), `${question}.`,
       patch === null ? " Point at a patch to see its attention; hold Shift for the other direction." : "");
-    view.name = `${which}${question}`;
+    view.name = `${name}${question}`;
     view.show(values, { shape, signed: false, limits: ends(values) });
     const names = [...about.prefix, ...about.suffix];
     const listed = names.map((name, i) => `${name}: ${number(extra[i])}`);

@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { MapView } from "./draw.js";
 import { addTarget } from "./rail.js";
 import { set, state } from "./state.js";
+import { drawn, mapsOf } from "./take.js";
 import { button, choice, droppable, el, field, link, problem, progress } from "./ui.js";
 import { here, loadConcepts, model, photo, world } from "./world.js";
 
@@ -37,7 +38,7 @@ export const concepts = {
     const form = el("form.panel.form", { onsubmit: make },
       el("h3", "A new concept"),
       el("p.quiet", "A few images of one thing define a direction in the model's embedding: a target to explain."),
-      pick, well, samples, pictures, field("Name", name), likeness, build, trouble);
+      pick, well, samples, ...packaged(), pictures, field("Name", name), likeness, build, trouble);
     droppable(form, add);
     pickMethod = choice("Method", [how], how, (value) => {
       how = value;
@@ -63,6 +64,8 @@ export const concepts = {
     draw(mine);
     run(mine);
   },
+
+  exports: [drawn, mapsOf(() => [...views.values()].map((one) => one.id).filter(Boolean))],
 };
 
 function add(files) {
@@ -76,6 +79,16 @@ function add(files) {
 async function addSample({ id, name: title }) {
   const blob = await (await fetch(photo(id))).blob();
   add([new File([blob], `${title}.webp`, { type: blob.type })]);
+}
+
+/** A link for each concept whose examples are in the package. */
+function packaged() {
+  const given = world.info.examples;
+  return [...new Set(given.map((one) => one.concept))].map((concept) =>
+    link(`Take the packaged examples of ${concept}`, async () => {
+      for (const one of given.filter((other) => other.concept === concept)) await addSample(one);
+      name.value = concept;
+    }));
 }
 
 function drawExamples() {
@@ -116,7 +129,7 @@ function draw(mine) {
   for (const one of views.values()) one.view.remove();
   views.clear();
   const { grid, size } = model();
-  const none = "No concepts yet. To try it out, click a few samples of one kind, enter a name and build the concept.";
+  const none = "No concepts yet. To try it out, take the packaged examples and build the concept.";
   list.replaceChildren(...(mine.length ? [] : [el("p.quiet", none)]),
     ...mine.map((one) => {
       const view = new MapView({ photo: photo(), grid, size, name: `${how} for the concept ${one.name}` });
@@ -140,10 +153,13 @@ function run(mine) {
   const body = { ...here(), methods: [{ name: how, options: {} }], targets: some.map((one) => `concept:${one.id}`) };
   bar.run(api.job("explain", body), (event, told) => {
     if (event === "failed") return trouble.replaceChildren(problem(told));
+    if (event === "left") done = "";
     if (event !== "map" && event !== "problem") return;
-    const { view, note } = views.get(some[next++].id);
-    if (event === "problem") note.replaceChildren(problem(told));
-    else api.map(told.id).then((values) => view.show(values, told), (error) => note.replaceChildren(problem(error)));
+    const shown = views.get(some[next++].id);
+    const { view, note } = shown;
+    if (event === "problem") return note.replaceChildren(problem(told));
+    shown.id = told.id;
+    api.map(told.id).then((values) => view.show(values, told), (error) => note.replaceChildren(problem(error)));
   });
 }
 

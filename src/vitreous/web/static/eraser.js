@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { Holes } from "./holes.js";
 import { state } from "./state.js";
+import { table, whose } from "./take.js";
 import {
   announce, arrow, beside, button, el, frame, number, percent, placeOf, problem, segments, under,
 } from "./ui.js";
@@ -14,6 +15,12 @@ const words = el("p.extras");
 const trouble = el("div");
 const undo = button("Undo", () => back());
 const reset = button("Reset", () => paint(() => new Set()));
+const numbers = table("What the model says of the image without these patches", () => [
+  ["model", "image", "removed", "label", "before", "now"],
+  ...(now ? told() : []).map(({ label, old, value, score }) =>
+    [...whose(), [...gone].join(" "), label, old, value ?? score]),
+]);
+const csv = button("CSV", () => numbers.run(), { title: numbers.title });
 let holes = null;
 let hair = null;
 let gone = new Set();
@@ -31,7 +38,7 @@ export const eraser = {
       el("p.quiet",
         "Paint over patches to remove them; start on a removed patch to restore it. Keyboard: arrow keys and Space."),
       el("div.panels",
-        el("div.panel.side", well, el("div.row", size, undo, reset)), el("div.panel.wide", rows, words, trouble)));
+        el("div.panel.side", well, el("div.row", size, undo, reset, csv)), el("div.panel.wide", rows, words, trouble)));
     panel.addEventListener("keydown", (event) => {
       if (event.key !== "z" || !(event.ctrlKey || event.metaKey)) return;
       event.preventDefault();
@@ -164,18 +171,24 @@ const ask = api.latest(async () => {
   }
 });
 
-/** Bars that move, each with a mark where it began. */
-function show() {
-  if (now.way === "pixels" && holes.way !== "mean") holes.show(gone, "mean");
-  undo.disabled = !past.length;
-  reset.disabled = !gone.size;
+/** What is listed: a probability (value) or a score, now and before. */
+function told() {
   const classes = now.classes.map(({ label, probability, value }, i) => regresses()
     ? { label: short(label), score: value, old: before.classes[i].value }
     : { label: short(label), value: probability, old: before.classes[i].probability });
   const scores = now.scores.map(({ target, score }, i) =>
     ({ label: nameOf(target), score, old: before.scores[i].score }));
-  while (rows.children.length > classes.length + scores.length) rows.lastChild.remove();
-  [...classes, ...scores].forEach((one, i) => {
+  return [...classes, ...scores];
+}
+
+/** Bars that move, each with a mark where it began. */
+function show() {
+  if (now.way === "pixels" && holes.way !== "mean") holes.show(gone, "mean");
+  undo.disabled = !past.length;
+  reset.disabled = !gone.size;
+  const listed = told();
+  while (rows.children.length > listed.length) rows.lastChild.remove();
+  listed.forEach((one, i) => {
     const row = rows.children[i]
       ?? rows.appendChild(el("div.bar", el("span.fill"), el("span.was"), el("span.label"), el("span.value")));
     const [fill, was, label, value] = row.children;
@@ -191,10 +204,10 @@ function show() {
   });
   const [h, w] = holes.grid;
   const best = now.top[0];
-  const told = [`${gone.size} of ${h * w} patches removed`,
+  const said = [`${gone.size} of ${h * w} patches removed`,
     best && `top ${regresses() ? "output" : "class"} now: ${short(best.label)} ${shareOf(best)}`,
     now.way === "pixels"
       ? `their pixels are replaced by the mean colour: ${now.why}`
       : "their tokens are removed from the sequence"];
-  words.textContent = told.filter(Boolean).join(" · ");
+  words.textContent = said.filter(Boolean).join(" · ");
 }

@@ -5,6 +5,7 @@ import { cursor, MapView, onCursor, redraw } from "./draw.js";
 import { choose } from "./methods.js";
 import { nameOfPhoto } from "./rail.js";
 import { set, state, written } from "./state.js";
+import { drawn, mapsOf } from "./take.js";
 import { announce, button, byId, el, number, placeOf, problem, progress, save, toast } from "./ui.js";
 import { here, method, model, nameOf, photo, shareOf, short, world } from "./world.js";
 
@@ -56,8 +57,9 @@ export const explain = {
     bar.run(api.job("explain", { ...where, methods: state.methods, targets: state.targets }), (name, told) => {
       if (name === "map") return cells.get(asked[next++]?.key)?.fill(told);
       if (name === "problem") return cells.get(asked[next++]?.key)?.fail(told);
-      if (name !== "done") trouble.replaceChildren(problem(name === "cancelled" ? "Cancelled." : told, again));
       for (const { key } of asked.slice(next)) cells.get(key)?.stop();
+      if (name === "left") done = ""; // asked again when the reader comes back
+      else if (name !== "done") trouble.replaceChildren(problem(name === "cancelled" ? "Cancelled." : told, again));
     });
   },
 
@@ -65,26 +67,24 @@ export const explain = {
   maps: () => [...new Set(wanted().map(({ key }) => cells.get(key)))].filter((cell) => cell?.meta),
   busy: () => bar.ended(),
 
-  actions() {
-    const figure = async () => {
-      const maps = this.maps().map((cell) => cell.meta.id);
-      if (!maps.length) return toast("There is no map yet.");
-      const name = nameOfPhoto().replace(/\.\w+$/, "");
-      save(await api.file("figure", { maps, cells: state.cells }), `${name}-vitreous.png`);
-    };
-    const numbers = () => {
-      const cell = this.maps().includes(focused) ? focused : this.maps()[0];
-      if (!cell) return toast("There is no map yet.");
-      el("a", { href: `/api/maps/${cell.meta.id}.npz`, download: `${cell.meta.method}.npz` }).click();
-    };
-    const safely = (work) => () => Promise.resolve(work()).catch((error) => toast(error.message));
-    return el("div.actions", { role: "group", "aria-label": "Export" },
-      button("PNG", safely(figure), { title: "All maps as one figure", id: "png" }),
-      button("NPZ", safely(numbers), { title: "The raw values of the selected map", id: "npz" }),
-      button("Copy Python", safely(() => copy("python", "Python")), { id: "python" }),
-      button("Copy CLI", safely(() => copy("cli", "Command")), { id: "cli" }));
-  },
+  exports: [
+    drawn,
+    {
+      id: "figure", label: "Figure", title: "All maps as one figure, as vitreous explain draws it",
+      async run() {
+        const maps = shownMaps();
+        if (!maps.length) return toast("There is no map yet.");
+        const name = nameOfPhoto().replace(/\.\w+$/, "");
+        save(await api.file("figure", { maps, cells: state.cells }), `${name}-vitreous.png`);
+      },
+    },
+    mapsOf(() => shownMaps()),
+    { id: "python", label: "Copy Python", title: "Python that makes these maps", run: () => copy("python", "Python") },
+    { id: "cli", label: "Copy CLI", title: "A command that makes these maps", run: () => copy("cli", "Command") },
+  ],
 };
+
+const shownMaps = () => explain.maps().map((cell) => cell.meta.id);
 
 function again() {
   done = "";

@@ -5,6 +5,7 @@ import { eraser } from "./eraser.js";
 import { explain } from "./explain.js";
 import { Holes } from "./holes.js";
 import { set, state } from "./state.js";
+import { drawn, mapsOf, table, whose } from "./take.js";
 import { announce, arrow, between, choice, el, number, percent, problem, progress, segments, svg } from "./ui.js";
 import { classOf, here, line, model, nameOf, photo, regresses, world } from "./world.js";
 
@@ -17,6 +18,7 @@ const trouble = el("div");
 const chart = el("div.chart", { tabIndex: 0, role: "application" });
 const preview = el("div");
 const caption = el("p.extras");
+const areas = el("p.areas");
 const known = new Map(); // map, metric, target: curve
 const bands = new Map(); // photo, metric, target: what random maps do
 let holes = null;
@@ -44,7 +46,7 @@ export const faithfulness = {
     chart.addEventListener("keydown", walk);
     new ResizeObserver(() => draw()).observe(chart);
     panel.append(el("div.head", lead, bar, parts.metric, parts.subject), trouble,
-      el("div.panels", el("div.panel.wide", chart), el("div.panel.side", preview, caption)));
+      el("div.panels", el("div.panel.wide", chart, areas), el("div.panel.side", preview, caption)));
     eraser.begin(panel);
   },
 
@@ -66,7 +68,28 @@ export const faithfulness = {
     const wanted = JSON.stringify([now, state.metric, subject(), cells.map((cell) => cell.meta.id)]);
     if (wanted !== asked) measure(cells, wanted);
   },
+
+  exports: [
+    drawn,
+    mapsOf(() => shown.map(({ cell }) => cell.meta.id)),
+    table("The curves", () => [
+      ["model", "image", "metric", "target", "method", "options", "share", "value", "least", "most", "auc", "better"],
+      ...shown.flatMap(({ cell, curve }) => points(curve, cell.one.name, settings(cell.one), curve, curve.better)),
+      ...(shown.length && bands.get(bandKey())
+        ? points(shown[0].curve, "random", "", chance(bands.get(bandKey())), shown[0].curve.better) : []),
+    ]),
+  ],
 };
+
+const settings = ({ options }) => Object.entries(options).map(([key, value]) => `${key}=${value}`).join(" ");
+const titleOf = ({ one }) => [one.name, settings(one)].filter(Boolean).join(" ");
+const chance = ({ mean, low, high, value }) => ({ values: mean, low, high, value });
+
+/** The rows of one curve; where it is a mean, with the least and the most. */
+function points({ at: xs, target }, name, options, { values, low, high, value }, better) {
+  return (xs ?? []).map((share, i) =>
+    [...whose(), state.metric, target, name, options, share, values[i], low?.[i], high?.[i], value, better]);
+}
 
 /** First the curves of the maps, then those of random ones. */
 function measure(cells, wanted) {
@@ -98,6 +121,7 @@ function ask(cells, random, heard, failed, again) {
   const body = { maps: cells.map((cell) => cell.meta.id), metric: state.metric, target: subject(), random };
   bar.run(api.job("curves", body), (name, told) => {
     if (name === "curve") return heard(told);
+    if (name === "left") return void (asked = "");
     if (name === "cancelled") failed.push({ detail: "Cancelled." });
     else if (name !== "done" && !failed.some((one) => one.detail === told.detail)) failed.push(told);
     if (name === "problem") return;
@@ -119,10 +143,12 @@ function draw() {
   lead.replaceChildren(el("b", `${METRICS[state.metric]}. `), summary,
     curves.length && bands.has(bandKey()) ? " The grey band shows random maps." : "");
   const none = "The curves of the maps on the Explain tab appear here.";
+  areas.replaceChildren();
   if (!curves.length) return chart.replaceChildren(el("p.quiet", none));
   const width = chart.clientWidth;
   const height = Math.max(240, Math.min(340, width * 0.5));
-  const longest = Math.max(12, ...curves.map(({ cell, curve }) => `${cell.one.name} ${number(curve.value)}`.length));
+  const named = (title, value) => (width < 480 ? title : `${title} AUC ${number(value)}`); // all are listed below
+  const longest = Math.max(6, ...curves.map(({ cell, curve }) => named(titleOf(cell), curve.value).length));
   const box = { left: 44, right: 24 + 7.6 * longest, top: 28, bottom: 40 };
   const band = bands.get(bandKey());
   const all = [...curves.flatMap(({ curve }) => curve.values), ...(band?.low ?? []), ...(band?.high ?? [])]
@@ -142,7 +168,7 @@ function draw() {
     if (share > end + 0.01) continue;
     node.append(text({ x: x(share), y: height - box.bottom + 18, "text-anchor": "middle" }, `${100 * share}%`));
   }
-  node.append(text({ x: 4, y: 14 }, `${unit} of ${name}, ${better} is better`, { class: "title" }),
+  node.append(text({ x: 4, y: 14 }, `${unit} of ${name}`, { class: "title" }),
     text({ x: (box.left + width - box.right) / 2, y: height - 6, "text-anchor": "middle" }, AXIS[state.metric]));
   const place = (v, value, i) => (value === null ? "" : `${i ? "L" : "M"}${x(v).toFixed(1)} ${y(value).toFixed(1)}`);
   const path = (xs, ys) => xs.map((v, i) => place(v, ys[i], i)).join("");
@@ -152,7 +178,7 @@ function draw() {
     const back = path([...xs].reverse(), [...band.low].reverse()).replace("M", "L");
     node.append(svg("path", { d: `${path(xs, band.high)}${back}Z`, class: "band" }),
       svg("path", { d: path(xs, band.mean), class: "chance" }));
-    labels.push({ words: `random ${number(band.value)}`, y: y(band.mean.at(-1) ?? low), colour: "var(--grey)" });
+    labels.push({ words: named("random", band.value), y: y(band.mean.at(-1) ?? low), colour: "var(--grey)" });
   }
   curves.forEach(({ cell, curve }, i) => {
     const { name: title } = cell.one;
@@ -160,7 +186,7 @@ function draw() {
     const stroke = svg("path", { d: path(curve.at, curve.values), class: twin ? "curve twin" : "curve" });
     stroke.style.stroke = line(title);
     node.append(stroke);
-    labels.push({ words: `${title} ${number(curve.value)}`, y: y(curve.values.at(-1) ?? low), colour: line(title) });
+    labels.push({ words: named(titleOf(cell), curve.value), y: y(curve.values.at(-1) ?? low), colour: line(title) });
   });
   for (const label of spread(labels, box.top + 6, height - box.bottom)) {
     const from = x(end) + 2;
@@ -169,6 +195,12 @@ function draw() {
     words.style.fill = label.colour;
     node.append(leader, words);
   }
+  const chances = band ? [["random", band.value]] : [];
+  const listed = [...curves.map(({ cell, curve }) => [titleOf(cell), curve.value]), ...chances];
+  const kind = METRICS[state.metric];
+  areas.replaceChildren(el("b", `${kind} AUC (${better} is better): `),
+    listed.map(([name, value]) => `${name} ${number(value)}`).join(", "),
+    el("small", " AUC: the area under the curve."));
   geometry.mark = svg("g");
   node.append(geometry.mark);
   chart.replaceChildren(node);

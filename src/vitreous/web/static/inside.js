@@ -5,6 +5,7 @@ import { headOf, layerOf } from "./attention.js";
 import { colours, cursor, ends, MapView, onCursor, thumb } from "./draw.js";
 import { subject } from "./faithfulness.js";
 import { set, state } from "./state.js";
+import { drawn, maps, table, whose } from "./take.js";
 import { button, choice, el, number, problem, progress, svg } from "./ui.js";
 import { here, model, nameOf, photo } from "./world.js";
 
@@ -70,7 +71,24 @@ export const inside = {
     }
     if (ramp !== state.ramp) painted.forEach((paint) => paint((ramp = state.ramp)));
   },
+
+  exports: [
+    drawn,
+    maps(() => views && { path: "inside/maps.npz", query: which() }),
+    table("The similarity of every head", () => [
+      ["model", "image", "target", "layer", "head", "cass"],
+      ...(scores.get(asked)?.scores ?? []).flatMap((row, layer) =>
+        row.map((value, head) => [...whose(), nameOf(subject()), layer, head, value])),
+    ]),
+  ],
 };
+
+/** The query that is chosen. */
+function which() {
+  const { heads } = model();
+  const layer = layerOf(heads.length);
+  return { ...here(), layer, head: headOf(heads[layer]), token: cursor.patch ?? "readout" };
+}
 
 // --------------------------------------------------------------------------------------------------------------- CASS
 
@@ -82,6 +100,7 @@ function measure(question) {
   if (scores.has(question)) return;
   bar.run(api.job("inside", { ...here(), target: subject() }), (name, said) => {
     if (name === "inside") scores.set(question, said);
+    else if (name === "left") asked = "";
     else if (name !== "done") {
       trouble.replaceChildren(problem(name === "cancelled" ? "Cancelled." : said, () => measure(question)));
     }
@@ -191,10 +210,8 @@ function mark() {
 }
 
 const ask = api.latest(async () => {
-  const { heads } = model();
-  const layer = layerOf(heads.length);
   try {
-    const found = await qk({ ...here(), layer, head: headOf(heads[layer]), token: cursor.patch ?? "readout" });
+    const found = await qk(which());
     if (!views) return;
     views.dots.show(found.dots, { shape: found.shape, signed: true, evidence: false, limits: ends(found.dots, true) });
     colours(views.queries.canvas, found.queries, found.shape);

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { MapView } from "./draw.js";
 import { set, state } from "./state.js";
 import { announce, button, byId, droppable, el, link, problem, toast } from "./ui.js";
-import { classOf, learn, model, nameOf, photo, regresses, shareOf, short, world } from "./world.js";
+import { classOf, here, learn, model, nameOf, photo, regresses, shareOf, short, world } from "./world.js";
 
 const well = el("div.well");
 const samples = el("div.samples", { role: "group", "aria-label": "Sample images" });
@@ -142,6 +142,7 @@ function finder() {
     placeholder: "Search classes, or enter a - b",
     "aria-expanded": "false", "aria-controls": "found", "aria-autocomplete": "list", "aria-label": "Add a target",
   });
+  const trouble = el("div");
   let options = [];
   let active = -1;
 
@@ -157,19 +158,39 @@ function finder() {
   };
   const take = (target) => {
     input.value = "";
+    refuse();
     open(false);
     addTarget(target);
   };
+  const refuse = (error = null) => {
+    trouble.replaceChildren(...(error ? [problem(error)] : []));
+    input.ariaInvalid = String(error !== null);
+  };
+  /** Words that nobody offered: the server says what they mean, or that they mean nothing. */
+  const enter = async (words) => {
+    open(false);
+    try {
+      const target = await meant(words);
+      if (words === input.value.trim()) take(target);
+    } catch (error) {
+      if (words === input.value.trim()) refuse(error);
+    }
+  };
+  const pick = ({ target, sure }) => (sure ? take(target) : ((input.value = target), enter(target)));
   const search = api.latest(async (words) => {
     options = await offers(words);
     if (words !== input.value.trim()) return;
-    list.replaceChildren(...options.map(({ target, text, kind }, i) =>
-      el("li", { role: "option", id: `found-${i}`, onpointerdown: (event) => (event.preventDefault(), take(target)) },
-        el("span", text), el("span.quiet", kind))));
+    list.replaceChildren(...options.map((one, i) =>
+      el("li", { role: "option", id: `found-${i}`, onpointerdown: (event) => (event.preventDefault(), pick(one)) },
+        el("span", one.text), el("span.quiet", one.kind))));
     mark(-1);
     open(options.length > 0);
   });
-  input.addEventListener("input", () => (input.value.trim() ? search(input.value.trim()) : open(false)));
+  input.addEventListener("input", () => {
+    refuse();
+    if (input.value.trim()) search(input.value.trim());
+    else open(false);
+  });
   input.addEventListener("blur", () => open(false));
   input.addEventListener("keydown", (event) => {
     const steps = { ArrowDown: 1, ArrowUp: -1 };
@@ -178,13 +199,20 @@ function finder() {
       open(true);
       mark((active + steps[event.key] + options.length) % options.length);
     } else if (event.key === "Enter" && input.value.trim()) {
-      take(active >= 0 && !list.hidden ? options[active].target : input.value);
+      if (active >= 0 && !list.hidden) pick(options[active]);
+      else enter(input.value.trim());
     } else if (event.key === "Escape") {
       event.stopPropagation();
       open(false);
     }
   });
-  return el("div.finder", input, list);
+  return el("div", el("div.finder", input, list), trouble);
+}
+
+/** A target as it is kept: classes by their numbers, all others as they were entered. */
+async function meant(words) {
+  const { target } = await api.get("target", { ...here(), q: words });
+  return /^\d+(-\d+)?$/.test(target) && !/^top-?\d+$/i.test(words) ? target : words;
 }
 
 /** What words can mean: labels, concepts, a text, a contrast. */
@@ -195,8 +223,8 @@ async function offers(words) {
   const low = words.toLowerCase();
   const concepts = world.concepts.filter((one) => one.model === name && one.name.toLowerCase().includes(low));
   const offered = [
-    ...concepts.map((one) => ({ target: `concept:${one.id}`, text: one.name, kind: "concept" })),
-    ...found.map(({ index, label }) => ({ target: String(index), text: label, kind: String(index) })),
+    ...concepts.map((one) => ({ target: `concept:${one.id}`, text: one.name, kind: "concept", sure: true })),
+    ...found.map(({ index, label }) => ({ target: String(index), text: label, kind: String(index), sure: true })),
   ];
   if (texts && !low.includes(":")) offered.push({ target: `text:${words}`, text: `“${words}”`, kind: "text" });
   if (/\S\s*-\s*\S/.test(words)) {

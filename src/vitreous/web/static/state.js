@@ -118,12 +118,26 @@ function load() {
   return new Set(changed);
 }
 
-/** Read the address now, and again whenever the reader goes back or forward. */
-export function begin() {
+let turn = 0;
+
+/** Read the address now, and again whenever the reader goes back or forward; `mend()` then gives what must change. */
+export function begin(mend) {
   load();
-  addEventListener("popstate", () => {
+  addEventListener("popstate", async () => {
     if (location.hash === kept) return;
     const changed = load();
+    const mine = ++turn;
+    const change = await mend();
+    if (mine !== turn) return;
+    correct(change);
+    for (const key of Object.keys(change)) changed.add(key);
     if (changed.size) for (const heard of listeners) heard(changed);
   });
+}
+
+/** Change what the address says without a step in the history. */
+export function correct(change) {
+  if (!Object.keys(change).length) return;
+  Object.assign(state, change);
+  put("replaceState");
 }

@@ -1,10 +1,10 @@
 // The bottom strip: how maps are drawn, and taking them away.
 
-import { explain } from "./explain.js";
 import { set, state } from "./state.js";
-import { byId, choice, el, segments, slider, toggle } from "./ui.js";
+import { button, byId, choice, el, segments, slider, toast, toggle } from "./ui.js";
 
 const quietly = (key) => (value) => set({ [key]: value }, true);
+const actions = el("div.actions", { role: "group", "aria-label": "Export" });
 let controls = {};
 
 export function begin() {
@@ -19,7 +19,13 @@ export function begin() {
   };
   controls.ramp.title = "Colours of unsigned maps; signed maps are orange and blue, controls are grey";
   controls.same.title = "One colour scale for all maps of a method";
-  byId("strip").append(el("div.controls", ...Object.values(controls)), explain.actions());
+  byId("strip").append(el("div.controls", ...Object.values(controls)), actions);
+}
+
+/** What can be taken away from a tab: {id, label, title, run}. */
+export function offer(exports) {
+  const safely = (run) => () => Promise.resolve(run()).catch((error) => toast(error.message));
+  actions.replaceChildren(...exports.map(({ id, label, title, run }) => button(label, safely(run), { id, title })));
 }
 
 export function show() {

@@ -155,21 +155,33 @@ export function toast(text) {
   leaving = setTimeout(() => (node.hidden = true), 4000);
 }
 
+let current = null; // the bar whose job runs: a page has one job at a time
+
+/** End the job of this page, whatever it is: the question is no longer asked. */
+export const leave = () => current?.leave();
+
 /** A bar with what is done and what is left; it comes after 300 ms and has a button that ends the work. */
 export function progress() {
   const bar = el("progress", { max: 1, value: 0, "aria-label": "progress" });
   const words = el("span");
   const node = el("div.progress", { hidden: true }, bar, words, button("Cancel", () => running?.cancel()));
   let running = null;
+  let tell = null;
   let timer = 0;
   const show = ({ what, done, total, seconds_left: left, step, steps }) => {
     const many = steps > 1 ? `${step} of ${steps}: ` : "";
     words.textContent = `${many}${what}${total > 1 ? ` ${done}/${total}` : ""}${left ? `, ${seconds(left)} left` : ""}`;
     bar.value = steps ? (step - 1 + done / total) / steps : done / total;
   };
-  /** Do one job after the one before was ended: heard(name, data); the last name is done, cancelled or failed. */
+  /**
+   * Do one job, after the one before was ended, here or in another tab: heard(name, data); the last name is done,
+   * cancelled, failed, or left if another question took its place.
+   */
   node.run = (start, heard) => {
     node.stop();
+    leave();
+    current = node;
+    tell = heard;
     words.textContent = "waiting for the server …";
     bar.value = 0;
     timer = setTimeout(() => (node.hidden = false), 300);
@@ -188,12 +200,17 @@ export function progress() {
     clearTimeout(timer);
     node.hidden = true;
     running = null;
+    if (current === node) current = null;
   };
   /** End it without a word. */
   node.stop = () => {
     const old = running;
     clear();
     old?.cancel();
+  };
+  node.leave = () => {
+    node.stop();
+    tell("left", {});
   };
   node.ended = () => running?.ended;
   return node;

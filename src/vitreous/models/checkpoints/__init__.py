@@ -1,0 +1,1 @@
+"""Files and folders of weights: reading them as data, and choosing among their contents."""
