@@ -23,6 +23,7 @@ import typer
 
 from vitreous._support.files import FIGURES
 from vitreous.cli.formats import USUAL, parse_formats
+from vitreous.cli.sizes import parse_bands, parse_size
 from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:
@@ -335,22 +336,3 @@ def load_model(
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model
-
-
-def parse_bands(text: str | None) -> tuple[int, ...] | None:
-    """Parse 3 or 3,2,1."""
-    if text is None:
-        return None
-    if re.fullmatch(r"\d+(,\d+,\d+)?", text.replace(" ", "")) is None:
-        raise OptionError(f"--channels {text}: write one channel number or three, from 0, e.g. 3 or 3,2,1")
-    return tuple(int(part) for part in text.split(","))
-
-
-def parse_size(text: str | None) -> int | tuple[int, int] | None:
-    """Parse 384, or 224x448 (height × width)."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)(?:[x×,](\d+))?", text.strip())
-    if found is None or not int(found[1]) or not int(found[2] or 1):
-        raise OptionError(f"--img-size {text}: write one number or height×width, e.g. 384 or 224x448")
-    return (int(found[1]), int(found[2])) if found[2] else int(found[1])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitreous._support.optional import needs
-from vitreous.cli.arguments import load_model, parse_bands
+from vitreous.cli.arguments import load_model
+from vitreous.cli.sizes import parse_bands
 from vitreous.errors import OptionError, one_line
 from vitreous.version import VERSION
 
