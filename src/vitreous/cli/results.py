@@ -178,7 +178,8 @@ def placed(summary: Summary, name: str, suffixes: Sequence[str], identity: str, 
     """The name under which the files of one image are to be written meanwhile; another than `name` is noted."""
     found = place(summary.out, name, suffixes, identity, overwrite, summary.taken)
     if found != name:
-        summary.tell_moved(*(summary.out / f"{one}{suffixes[0]}" for one in (name, found)))
+        shown = next((suffix for suffix in suffixes if suffix in FIGURES), suffixes[0])
+        summary.tell_moved(*(summary.out / f"{one}{shown}" for one in (name, found)))
     try:
         yield found
     finally:
