@@ -17,7 +17,7 @@ demo: $(VENV)/.core   ## explain two packaged photos with the embedded model
 	@echo "Try next: a target of your own from five examples, where the model sees it, and which map is to be trusted."
 	@echo "  $(BIN)/vitreous concept build coffee $(ASSETS)/concepts/coffee"
 	@echo "  $(BIN)/vitreous explain $(ASSETS)/photos/cat_and_coffee.jpg --method cdam,gradcam --target concept:coffee --out vitreous-out/concept"
-	@echo "  $(BIN)/vitreous evaluate $(ASSETS)/photos --methods gae,gradcam,rollout --metrics token_deletion"
+	@echo "  $(BIN)/vitreous evaluate $(ASSETS)/photos --method gae,gradcam,rollout --metric token_deletion"
 
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
 

@@ -19,10 +19,11 @@ from PIL import Image
 import vitreous
 from vitreous import Attribution, Model, registry
 from vitreous._support.files import FIGURES
-from vitreous.attribution import Views, join, save_arrays
+from vitreous.attribution import join
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.libraries import cropped
+from vitreous.trace.views import Views
 
 
 def made(count: int = 3, **changes: Any) -> Attribution:
@@ -115,7 +116,7 @@ def test_each_image_keeps_its_own_target() -> None:
 def test_files_of_the_first_version_keep_their_targets(tmp_path: Path) -> None:
     for joined, expected in (("5;6;7", ("5", "6", "7")), ("5", ("5",) * 3), ("text:a;b;c", ("text:a;b;c",) * 3)):
         told = {key: value for key, value in made().provenance.items() if key != "targets"} | {"target": joined}
-        save_arrays(tmp_path / "old.npz", {"map": made().map.numpy(), "provenance": json.dumps(told)})
+        np.savez(tmp_path / "old.npz", map=made().map.numpy(), provenance=json.dumps(told))
         assert Attribution.load(tmp_path / "old.npz").targets == expected
 
 

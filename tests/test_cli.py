@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -22,11 +23,14 @@ from PIL import Image
 
 import vitreous
 from vitreous import METHODS, Attribution, Model
-from vitreous.cli import arguments, explain
-from vitreous.cli.explain import unique_names
+from vitreous._support import marks
+from vitreous._support.files import write_whole
+from vitreous.cli import arguments, explained
 from vitreous.cli.main import main
+from vitreous.evaluation.report.folder import CSV, INDEX, PARQUET
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.libraries import cropped
+from vitreous.plot.sheet import Sheet
 from vitreous.registry import Method, MethodWarning, method
 
 SMALL = ("--model", "test_vit", "--weights", "random")
@@ -47,9 +51,16 @@ def drawn(small: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
 @pytest.fixture
 def quick(drawn: Model, monkeypatch: pytest.MonkeyPatch) -> Model:
     """The same, and the figures are only files."""
-    monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
-    monkeypatch.setattr(explain, "save_figure", lambda figure, path: path.write_bytes(b"figure"))
+    monkeypatch.setattr(explained, "explanation_figure", lambda *_, **more: Sheet(1, 1))
+    monkeypatch.setattr(explained, "save_figure", save_dot)
     return drawn
+
+
+def save_dot(figure: Any, path: Path, told: Any = None) -> None:
+    """A figure of one pixel, with its mark."""
+    held = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(held, "PNG", **marks.pixels("png", told))
+    write_whole(path, held.getvalue())
 
 
 def by_class(trace: Any, target: Any) -> Any:
@@ -75,7 +86,8 @@ def photo(path: Path, colour: int = 0) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """What lies in a folder, without the index and the summaries."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in (INDEX, CSV, PARQUET))
 
 
 # ------------------------------------------------------------------------------------------------- as a real command
@@ -106,7 +118,7 @@ def test_explain_for_real(tmp_path: Path, cat: Path, tiny: Model) -> None:
         assert set(stored) == {key, "provenance"}
         assert stored[key].dtype == np.float32
         assert off(torch.from_numpy(stored[key]), expected.map[0]) < 1e-4
-        assert json.loads(str(stored["provenance"]))[key] == expected.provenance
+        assert json.loads(str(stored["provenance"]))["maps"][key] == expected.provenance
 
 
 @pytest.mark.process
@@ -159,7 +171,7 @@ def test_several_methods_in_python_are_the_same(run: Run, quick: Model, tmp_path
         assert set(stored) == {"attention", "rollout", "centre", "provenance"}
         expected = vitreous.explain(quick, path, "rollout", discard=0.5)
         assert np.allclose(stored["rollout"], expected.map[0].numpy(), rtol=1e-5)
-        assert json.loads(str(stored["provenance"]))["rollout"] == expected.provenance
+        assert json.loads(str(stored["provenance"]))["maps"]["rollout"] == expected.provenance
     back = Attribution.load("out/a.npz", "rollout")
     assert back.provenance["options"]["discard"] == 0.5
     assert torch.allclose(back.map, expected.map, rtol=1e-5)
@@ -328,34 +340,19 @@ def test_a_folder_without_pictures(run: Run, quick: Model, tmp_path: Path) -> No
 def test_pictures_of_the_same_name(run: Run, quick: Model, tmp_path: Path) -> None:
     for name in ("a/x.png", "b/x.png", "x.png", "x.jpg", "y.png"):
         photo(tmp_path / "in" / name, len(name) + ord(name[0]))
-    told = json.loads(run("explain", "in", "-x", "random", "-o", "out", "--json").out)
-    figures = {entry["image"]: Path(entry["figure"]).stem for entry in told["images"]}
-    assert figures == {
-        "in/a/x.png": "a_x",
-        "in/b/x.png": "b_x",
-        "in/x.jpg": "x_jpg",
-        "in/x.png": "in_x_png",
-        "in/y.png": "y",
-    }
-    for image, name in figures.items():
-        with np.load(f"out/{name}.npz") as stored:
-            assert np.array_equal(stored["random"], vitreous.explain(quick, image, "random").map[0].numpy())
-
-
-def test_names_are_found_for_many_and_for_odd_files(tmp_path: Path) -> None:
-    many = [Path(f"{folder}/{i}.jpg") for folder in "ab" for i in range(2000)]
-    assert len(set(unique_names(many, tmp_path).values())) == 4000
-    odd = [
-        Path("X.jpg"),
-        Path("x.png"),
-        Path("../x.png"),
-        Path("/x.png"),
-        Path("ü" * 120 + ".jpg"),
-        Path("ü" * 121 + ".jpg"),
-    ]
-    found = [name.lower() for name in unique_names(odd, tmp_path).values()]
-    assert len(set(found)) == len(odd)
-    assert max(len(name.encode()) for name in found) < 200
+    for _ in range(2):  # the second run finds the same names again
+        told = json.loads(run("explain", "in", "-x", "random", "-o", "out", "--json").out)
+        figures = {entry["image"]: entry["figure"] for entry in told["images"]}
+        assert figures == {
+            "in/a/x.png": "out/a/x.png",
+            "in/b/x.png": "out/b/x.png",
+            "in/x.jpg": "out/x.png",
+            "in/x.png": "out/x_2.png",
+            "in/y.png": "out/y.png",
+        }
+        for image, figure in figures.items():
+            with np.load(Path(figure).with_suffix(".npz")) as stored:
+                assert np.array_equal(stored["random"], vitreous.explain(quick, image, "random").map[0].numpy())
 
 
 def test_a_second_run_writes_the_same_files(run: Run, quick: Model, tmp_path: Path) -> None:
@@ -370,29 +367,31 @@ def test_a_picture_is_never_overwritten(run: Run, quick: Model, tmp_path: Path) 
     path = photo(tmp_path / "in" / "x.png")
     mine = photo(tmp_path / "in" / "y.png")
     before = path.read_bytes(), mine.read_bytes()
-    for _ in range(2):
-        assert run("explain", "in/x.png", "-x", "centre", "-o", "in").code == 0
-        assert names(tmp_path / "in") == ["x.png", "x_png.npz", "x_png.png", "y.png"]
+    for more in ([], [], ["--overwrite"]):
+        assert run("explain", "in/x.png", "-x", "centre", "-o", "in", *more).code == 0
+        assert names(tmp_path / "in") == ["x.png", "x_2.npz", "x_2.png", "y.png"]
     photo(tmp_path / "y.jpg")
-    assert run("explain", "y.jpg", "-x", "centre", "-o", "in").code == 0
+    assert run("explain", "y.jpg", "-x", "centre", "-o", "in", "--overwrite").code == 0
     assert (path.read_bytes(), mine.read_bytes()) == before
-    assert "y_jpg.png" in names(tmp_path / "in")
+    assert "y_2.png" in names(tmp_path / "in")
 
 
-def test_out_that_is_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_that_cannot_be_a_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         arguments, "load_model", lambda *_: pytest.fail("the folder is checked before the model is loaded")
     )
     path = photo(tmp_path / "a.png")
-    assert run("explain", path, "--out", "a.png").error == "--out a.png: a.png is a file, not a folder"
-    assert "is a file" in run("explain", path, "--out", "a.png/sub/folder").error
+    (tmp_path / "notes.txt").touch()
+    assert run("explain", path, "--out", "notes.txt").error == "--out notes.txt: notes.txt is a file, not a folder"
+    assert "a.png is a file" in run("explain", path, "--out", "a.png/sub/folder").error
+    assert "a.png is a file" in run("explain", path, "--out", "a.png/b.png").error
 
 
 def test_out_that_cannot_be_written(run: Run, quick: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device", "out/a.png")
 
-    monkeypatch.setattr(explain, "save_figure", full)
+    monkeypatch.setattr(explained, "save_figure", full)
     assert run("explain", photo(tmp_path / "a.png"), "-x", "centre").error == "out/a.png: No space left on device"
 
 
@@ -410,6 +409,7 @@ def test_interrupt(run: Run, quick: Model, tmp_path: Path, monkeypatch: pytest.M
         return real(file, content)
 
     monkeypatch.setattr(Path, "write_bytes", interrupted)
+    monkeypatch.setattr(explained, "THREADS", 1)
     result = run("explain", "in", "-x", "centre", "-o", "out")
     assert result.code == 130
     assert result.err == "interrupted\n"

@@ -13,13 +13,22 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from conftest import Run
 
-from vitreous.cli.arguments import Choice, Limit, grouped
+from vitreous.cli.arguments import OLDER, Choice, Limit, grouped, spelling
+from vitreous.cli.formats import parse_formats
 from vitreous.cli.main import app
+from vitreous.errors import OptionError
 
 CLI = Path(__file__).parents[1] / "src" / "vitreous" / "cli"
+VIEWS = ("heads", "layers", "qk", "flow", "discard", "registers")
 SEVERAL = (" May be repeated.", " One for each --model.", " Several are separated by commas.")
 DIFFERENT = {  # the same word for something else
+    "--limit": {"Use only the first N images.", "Use only the first N images of each class."},
+    "--overwrite": {  # of names that vitreous gives, and of a name by which a concept or a probe is called
+        "Replace other results of vitreous; without it, the new ones get new names.",
+        "Replace another one that the file holds; without it, that is refused.",
+    },
     "--out": {"Folder for the results.", "File to write."},
     "--seed": {
         "Seed of all random choices: images, noise, intervals.",
@@ -38,14 +47,26 @@ DIFFERENT = {  # the same word for something else
         "Methods, separated by commas, or all; see: vitreous methods.",
         "Methods, separated by commas, or all; each may have options of its own: gae,gae:start_layer=2.",
     },
+    "--metric": {  # columns of a leaderboard, and the one that decides
+        "Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
+        "The faithfulness metric that decides; default: srg.",
+    },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }
 ORDER = (
     *("--model", "--weights", "--img-size", "--bands", "--device", "--labels", "--probe", "--memory"),
-    *("--method", "--metrics", "--set", "--target", "--masks"),
+    *("--method", "--metric", "--set", "--target", "--masks"),
     *("--limit", "--sample", "--seed", "--engine", "--workers", "--address", "--gpus", "--batch", "--shard"),
-    *("--out", "--format", "--json"),
+    *("--out", "--format", "--overwrite", "--json"),
 )
+
+
+SHORT = {"--method": "-x", "--target": "-t", "--model": "-m", "--weights": "-w", "--set": "-s", "--out": "-o"}
+READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
+STORED = {
+    f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
+}  # resumed, not replaced
+DRAW = {"vitreous explain", "vitreous cass", "vitreous maximize", *(f"vitreous inspect {view}" for view in VIEWS)}
 
 
 def commands(path: str = "vitreous", command: Any = None) -> Iterator[tuple[str, Any]]:
@@ -80,6 +101,60 @@ def test_an_option_says_the_same_in_every_command() -> None:
 def test_options_stand_in_one_order(path: str) -> None:
     found = [ORDER.index(name) for name in options(COMMANDS[path]) if name in ORDER]
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_an_option_has_one_spelling(path: str) -> None:
+    """One long name, the same short one everywhere, and none of the older spellings in any help."""
+    for one in COMMANDS[path].params:
+        if one.param_type_name != "option" or one.name == "help":
+            continue
+        long = [name for name in one.opts if name.startswith("--")]
+        short = [name for name in one.opts if not name.startswith("--")]
+        assert long == ["--channels", "--bands"] or len(long) == 1, long
+        assert not {name.removeprefix("--") for name in long} & set(OLDER)
+        assert short == [SHORT[long[0]]] if long[0] in SHORT else True
+        assert not set(short) & set(SHORT.values()) or long[0] in SHORT
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_older_spellings_are_understood(path: str) -> None:
+    """--methods is --method, --metrics is --metric, wherever these are; and nothing says so."""
+    command = COMMANDS[path]
+    given = [name for name in OLDER if f"--{OLDER[name]}" in options(command)]
+    settings = {"token_normalize_func": spelling, "resilient_parsing": True}
+    for name in given:
+        context = command.make_context(path, [f"--{name}", "rollout"], **settings)
+        assert "rollout" in context.params.values()
+
+
+def test_older_spellings_for_real(run: Run, tmp_path: Path) -> None:
+    assert "unknown method 'nosuch'" in run("explain", "gone.png", "--methods", "nosuch").error
+    assert "No such option" in run("explain", "gone.png", "--methode", "rollout").error
+    assert "--methods" not in run("evaluate", "--help").out
+    assert "srg" in run("metrics", "srg").out, "a command of this name stays one"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_what_reads_images_has_a_limit(path: str) -> None:
+    names = {one.metavar for one in COMMANDS[path].params if one.param_type_name == "argument"}
+    assert ("--limit" in options(COMMANDS[path])) == bool(READ & names)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_what_writes_says_whether_it_may_overwrite(path: str) -> None:
+    found = options(COMMANDS[path])
+    assert ("--overwrite" in found) == ("--out" in found and path not in STORED)
+    assert ("--format" in found) == (path in DRAW)
+
+
+def test_formats() -> None:
+    assert parse_formats("png,npz") == ("png", "npz")
+    assert parse_formats(" .SVG , pdf,svg") == ("svg", "pdf")
+    assert parse_formats("none") == ()
+    for text in ("jpeg", "none,png", "", ","):
+        with pytest.raises(OptionError, match="--format"):
+            parse_formats(text)
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -107,7 +107,7 @@ def test_pooled_sums_stand_far_from_zero() -> None:
     images = [chance.normal(size=(2, n)) @ np.eye(n) + 1e5 for n in (5, 17, 1, 40)]
     for image in images:
         image[1] += 0.7 * image[0]
-        kept.add(image, np.array([True, True]))
+        kept.add(image[None], np.array([[True, True]]))
     exact = np.corrcoef(*(np.concatenate([x[k] - (1e5, 1.7e5)[k] for x in images]) for k in (0, 1)))[0, 1]
     assert kept.r[0, 1] == pytest.approx(exact, abs=1e-7)
     assert kept.mean[0, 1] == pytest.approx(np.concatenate([x[0] for x in images]).mean())

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import Model, Trace
-from vitreous.cli import arguments, explain
+from vitreous.cli import arguments, explained
 from vitreous.errors import EmptyMap, ModelError, Unsupported
 from vitreous.models.libraries import cropped
+from vitreous.plot.sheet import Sheet
 from vitreous.registry import METHODS
 from vitreous.trace.target import Class
 
@@ -219,8 +220,7 @@ def test_one_empty_map_does_not_lose_the_others(run: Run, tmp_path: Path, monkey
     """Input times gradient of an image that is zero."""
     model = Model(vit(), preprocess=cropped((64, 64), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
     monkeypatch.setattr(arguments, "load_model", lambda *_: model)
-    monkeypatch.setattr(explain, "explanation_figure", lambda *_, **more: None)
-    monkeypatch.setattr(explain, "save_figure", lambda figure, path: path.write_bytes(b"figure"))
+    monkeypatch.setattr(explained, "explanation_figure", lambda *_, **more: Sheet(1, 1))
     (tmp_path / "in").mkdir()
     for name, level in (("a", 9), ("b", 0), ("c", 200)):
         Image.new("RGB", (64, 64), (level,) * 3).save(tmp_path / "in" / f"{name}.png")

@@ -225,6 +225,17 @@ def test_labels_by_name_and_number(tmp_path: Path, small: Model) -> None:
     assert [sample.label for sample in found.samples] == [6, 0, 1, 4]  # folders: 6, Cat, hound, n…
 
 
+def test_folders_with_underscores_are_the_classes_with_spaces(tmp_path: Path) -> None:
+    """JOURNEYS P2: `Egyptian Mau` is the folder `Egyptian_Mau`, and the other way round."""
+    for labels, folders in (
+        (["Egyptian Mau", "Maine-Coon", "sphynx"], ["Egyptian_Mau", "maine_coon", "Sphynx"]),
+        (["Egyptian_Mau", "Maine_Coon", "sphynx"], ["EGYPTIAN MAU", "Maine-Coon", "sphynx"]),
+    ):
+        model = Model(zoo.network("timm ViT"), labels=labels, name="cats")
+        found = match_labels(labelled(tmp_path / labels[0], *folders), model)
+        assert sorted(str(s.label) for s in found.samples) == ["0", "1", "2"] and not found.notes
+
+
 def test_wordnet_numbers(tmp_path: Path, tiny: Model) -> None:
     names = ("n01440764", "n01484850_great_white_shark", "n02012849", "n03126707_crane")
     found = match_labels(labelled(tmp_path, *names), tiny)

@@ -15,7 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "vitreous"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PUBLISHED_AS = {"PIL": "pillow", "open_clip": "open-clip-torch"}  # where a package is not named as it is imported
+PUBLISHED_AS = {
+    "PIL": "pillow",
+    "open_clip": "open-clip-torch",
+    "mlflow": "mlflow-skinny",
+}  # where a package is not named as it is imported
 WITH_TORCH = {"triton"}  # torch brings it along where there is a GPU, and capture/ imports it only there
 ROOM_OF_EXTRA = {"web": "web"}  # this room as a whole is behind `needs(…)` of the command line
 
@@ -39,9 +43,8 @@ def canonical(requirement: str) -> str:
 
 CORE = {canonical(one) for one in PROJECT["dependencies"]}
 EXTRAS = {name: {canonical(one) for one in some} for name, some in PROJECT["optional-dependencies"].items()}
-OPTIONAL = (
-    EXTRAS["hf"] | EXTRAS["clip"] | EXTRAS["web"] | EXTRAS["ray"] | EXTRAS["tiff"]
-)  # what users install; not dev, docs, bench
+OWN = {"dev", "docs", "bench", "all"}  # not what users install for one purpose
+OPTIONAL = {one for name, some in EXTRAS.items() if name not in OWN for one in some if one != "vitreous"}
 
 
 def imports_of(file: Path, source: str) -> Iterator[Import]:

@@ -57,7 +57,8 @@ CHEAP = """cass_attention.samples=2 integrated_gradients.steps=3 rise.masks=8 op
     smoothgrad.samples=2 optimus.controls=3 sensitivity_n.subsets=3 token_deletion.steps=3 srg.steps=3 deletion.steps=4
     insertion.steps=4"""
 RAY = ("--engine", "--workers", "--gpus", "--address")  # test_ray runs Ray; here the same study runs without
-PEERS = ("captum", "quantus")  # of the extra `bench`, which tests do without
+PEERS = ("captum", "quantus", "pytorch_grad_cam", "lightning", "wandb", "mlflow", "fiftyone")  # tests do without them
+BEHIND = {"SummaryWriter(": "tensorboard", "TrainingArguments(": "accelerate", "pl.Trainer(": "lightning"}
 FILES = re.compile(r"(?<![\w.])\w[\w./-]*\.(?:png|npz|html|csv|parquet|safetensors|json|gif|svg)\b")
 
 
@@ -259,7 +260,9 @@ class Player:
         """In one namespace for the whole page; what is the text of an example file lies in the folder already."""
         if text == OWN.read_text():
             return
-        absent = [name for name in PEERS if f"import {name}" in text or f"from {name}" in text if not find_spec(name)]
+        used = [name for name in PEERS if f"import {name}" in text or f"from {name}" in text]
+        used += [package for call, package in BEHIND.items() if call in text]
+        absent = [name for name in used if not find_spec(name)]
         if absent:
             self.absent += absent
             return
@@ -326,11 +329,11 @@ def cheaper(words: list[str]) -> list[str]:
     """The same with one picture and few samples, where all methods are asked for; few steps of a long ascent."""
     if words[0] == "maximize":
         return [*words, "--steps", "2"]
-    if words[0] == "advise" and not {"-x", "--method", "--methods"} & {*words}:
-        return [*words, "--methods", "gae,gradcam,rollout"]
+    if words[0] == "advise" and not {"-x", "--method"} & {*words}:
+        return [*words, "--method", "gae,gradcam,rollout"]
     if "all" not in words or words[0] != "evaluate":
         return words
-    asked = words[words.index("--metrics") + 1].split(",")
+    asked = words[words.index("--metric") + 1].split(",")
     names = {*METHODS, *(name for name, one in METRICS.items() if name in asked or one.family in asked)}
     given = [*words, "--limit", "1"]
     return [*given, *(w for option in CHEAP.split() if option.partition(".")[0] in names for w in ("--set", option))]
@@ -364,16 +367,39 @@ def player(
     monkeypatch.setattr("vitreous.plot.figure.DPI", 50)  # small figures
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delenv("VITREOUS_TOKEN", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (folder / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     with METHODS.temporary():
         yield Player(run, monkeypatch)
     sys.modules.pop("own_method", None)
 
 
 LONG = (
-    *("bridges.md", "concepts.md", "inspect.md", "maximize.md", "registers.md", "reparametrisation.md", "results.md"),
+    *(
+        "bridges.md",
+        "coming-from.md",
+        "concepts.md",
+        "inspect.md",
+        "maximize.md",
+        "registers.md",
+        "reparametrisation.md",
+        "results.md",
+    ),
     *("serve.md", "studies.md", "which-method.md"),
 )
-SHOWN = [pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else []) for p in PAGES if blocks(p)]
+FOREIGN = ("coming-from.md",)  # other packages, which warn of much
+SHOWN = [
+    pytest.param(
+        page,
+        id=page.name,
+        marks=[
+            *([pytest.mark.slow] if page.name in LONG else []),
+            *([pytest.mark.filterwarnings("ignore")] if page.name in FOREIGN else []),
+        ],
+    )
+    for page in PAGES
+    if blocks(page)
+]
 
 
 @pytest.mark.parametrize("page", SHOWN)
@@ -384,7 +410,7 @@ def test_examples_run(page: Path, player: Player) -> None:
         player.play(language, text)
     if player.absent:
         pytest.skip(
-            f"examples with {', '.join(dict.fromkeys(player.absent))}, which make bench-peers installs, were left out"
+            f"examples with {', '.join(dict.fromkeys(player.absent))}, which are not installed here, were left out"
         )
 
 

@@ -560,7 +560,7 @@ def test_every_command_writes_what_it_says(run: Run, cat: Path) -> None:
         (["heads", "--layers", "0-2,-1", "--same-scale", "--cells"], ["png"]),
         (["layers", "--heads", "min", "--bare"], ["png"]),
         (["qk", "--layer", "8", "--head", "1", "--channels", "3,7"], ["png"]),
-        (["flow", "--at", "100,90", "--layer", "-2", "--head", "0", "--format", "svg"], ["svg"]),
+        (["flow", "--at", "100,90", "--layer", "-2", "--head", "0", "--format", "svg,npz"], ["svg"]),
         (["discard", "--steps", "2", "--heads", "max"], ["png", "gif"]),
     ]:
         said = run("inspect", *asked, cat, "--out", "out")
@@ -588,7 +588,7 @@ def test_what_is_typed_wrong_is_said(run: Run, cat: Path) -> None:
     for asked, said in [
         (["heads", "--layers", "1-x"], "--layers 1-x: 1-x is not a whole number"),
         (["heads", "--layers", "0-99"], "layer 12 is out of range: vitreous_tiny has layers 0 to 11"),
-        (["heads", "--format", "gif"], "--format gif: give png or svg"),
+        (["heads", "--format", "gif"], "--format gif: give png, svg, pdf, npz or none"),
         (["layers", "--heads", "most"], "heads=most: give mean, min or max"),
         (["qk", "--head", "first"], "--head first: first is not a whole number"),
         (["flow", "--patch", "7"], "--patch 7: write two numbers with a comma between them, e.g. 7,7"),

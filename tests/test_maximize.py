@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import Model, Trace
+from vitreous._support.marks import marked
 from vitreous._support.progress import listening
 from vitreous.cli.commands import maximize as command
 from vitreous.errors import OptionError, TargetError, Unsupported
@@ -496,7 +497,7 @@ def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
     with np.load(found.save(tmp_path / "x.npz")) as stored:
         np.testing.assert_array_equal(stored["images"], found.images.numpy())
         told = json.loads(str(stored["provenance"]))
-    assert told == found.provenance and told["options"]["steps"] == 40 and told["units"] == ["class:1", "token:1/cls"]
+    assert told == marked(found.mark) and told["options"]["steps"] == 40 and told["units"] == ["class:1", "token:1/cls"]
     with Image.open(found.save_gif(tmp_path / "x.gif", 1)) as film:
         assert film.n_frames > 20 and film.size == (256, 256)
     for name, part in (("one.png", found[1]), ("all.png", found)):

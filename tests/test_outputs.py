@@ -205,7 +205,9 @@ def texts(figure: Any) -> list[str]:
 
 def test_a_figure_of_values_has_no_bars() -> None:
     made = vitreous.explain(Model(vit(1)), IMAGES[:1], "gradcam")
-    figures = [explanation_figure([[made]], top=[("output 0", 0.4321)], values=values) for values in (False, True)]
+    figures = [
+        explanation_figure([[made]], top=[("output 0", 0.4321)], values=values).figure for values in (False, True)
+    ]
     assert "0.43" in texts(figures[0]) and "0.4321" in texts(figures[1])
     boxes = [len(figure.axes[0].patches) + len(figure.patches) for figure in figures]
     assert boxes[0] == boxes[1] + 1

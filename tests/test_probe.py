@@ -324,7 +324,8 @@ def test_the_file(data: Path, tmp_path: Path) -> None:
     found = load_probe(report.out)
     assert (found.weight.shape, found.bias.shape) == ((3, 32), (3,))
     assert found.accuracy == report.accuracy
-    assert found.options == {**QUICK, "augment": True, "seed": 4}
+    images = imagefolder.open_folder(data).digest
+    assert found.options == {**QUICK, "augment": True, "seed": 4, "images": images}
 
 
 def by_hand(model: Model, data: Path, head: Probe, share: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,16 +16,28 @@ import pytest
 import torch
 import zoo
 from conftest import Run
+from machine import PATIENCE
+from PIL import Image
 from test_study import album, same  # the same pictures
 
 from vitreous import Model, open_study, run_study
 from vitreous.errors import InputError, ModelError
 from vitreous.evaluation.study.kind import find_kind
-from vitreous.evaluation.study.on_ray import connected, cores_each, run_ray, usual_actors
-from vitreous.evaluation.study.plan import Source, plan
+from vitreous.evaluation.study.on_ray import (
+    CHANGED,
+    changes,
+    connected,
+    cores_each,
+    marked,
+    results,
+    run_ray,
+    usual_actors,
+)
+from vitreous.evaluation.study.plan import Shard, Source, plan
 from vitreous.evaluation.study.store import circumstances, open_store
-from vitreous.images.dataset import read_data
+from vitreous.images.dataset import Sample, read_data
 from vitreous.images.preprocess import IMAGENET
+from vitreous.images.readers import Reader
 from vitreous.models.libraries import cropped
 
 ray = pytest.importorskip("ray", reason="the tests of the Ray engine need Ray: pip install 'vitreous[ray]'")
@@ -118,6 +132,124 @@ def test_a_killed_worker_loses_nothing(album: Path, tmp_path: Path) -> None:
     assert ticks == [1] * 10 and store.done() == list(range(10))
     whole = run_study("cass", album, None, tmp_path / "local", options={"cass": {"samples": 4}}, batch=1, shard=1)
     same(open_study(tmp_path / "killed"), whole)
+
+
+NODES = Path(__file__).parent / "two_nodes.py"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="finds the workers the Linux way")
+def test_a_killed_node_loses_and_doubles_nothing(small: Model, album: Path, tmp_path: Path) -> None:
+    """A cluster of two nodes with a core each: when one dies there is no room to restart its worker."""
+    command = [sys.executable, str(NODES), str(album), str(tmp_path / "nodes")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert not told["alive"] and 0 < told["killed"] < 10 and told["missed"], told  # its worker had shards
+    assert told["ticks"] == 10 and told["done"] == list(range(10))
+    whole = run_study("cass", album, small, tmp_path / "local", options={"cass": {"samples": 4}}, batch=1, shard=1)
+    study = open_study(tmp_path / "nodes")
+    assert study.folder.name == whole.folder.name and len(study.to_pandas()) == 10
+    same(study, whole)
+
+
+class Actor:
+    """A worker on paper: `run` gives a reference, which is its own name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.run, self.here = self, self
+
+    def options(self, max_task_retries: int) -> Actor:
+        assert max_task_retries == -1
+        return self
+
+    def remote(self, shard: Any = None) -> tuple[str, int]:
+        return self.name, -1 if shard is None else shard.number
+
+
+class Paper:
+    """Ray on paper: calls end in the order of `ends`, each well or with the death of its worker."""
+
+    class exceptions:
+        class RayActorError(Exception): ...
+
+        class RayTaskError(Exception): ...
+
+    def __init__(self, *ends: tuple[str, int, bool]) -> None:
+        self.ends = list(ends)
+        self.asked: list[set[Any]] = []
+
+    def wait(self, references: list[Any], timeout: float | None) -> tuple[list[Any], list[Any]]:
+        self.asked.append(set(references))
+        assert self.ends or timeout, "it would wait for ever"
+        return ([self.ends[0][:2]] if self.ends else []), []
+
+    def get(self, reference: Any) -> bytes:
+        name, number, well = self.ends.pop(0)
+        assert reference == (name, number) and reference in self.asked[-1]
+        if not well:
+            raise self.exceptions.RayActorError("it died")
+        return f"{name}{number}".encode()
+
+
+def on_paper(count: int, *ends: tuple[str, int, bool], samples: tuple[Sample, ...] = ()) -> dict[int, bytes]:
+    shards = [Shard(i, 0, i, samples, frozenset()) for i in range(count)]
+    return {shard.number: content for shard, content in results(Paper(*ends), [Actor("a"), Actor("b")], shards)}
+
+
+def test_shards_of_a_dead_worker_go_to_the_others() -> None:
+    """Worker b dies with two shards and does not come back; a does them all."""
+    ends = [("a", 0, True), ("b", 1, False), ("b", 3, False), *(("a", i, True) for i in (2, 4, 3, 1))]
+    assert on_paper(5, *ends) == {0: b"a0", 2: b"a2", 4: b"a4", 3: b"a3", 1: b"a1"}
+
+
+def test_a_worker_that_comes_back_gets_shards_again() -> None:
+    ends = [("b", 1, False), ("b", 3, False), ("b", -1, True), ("b", 3, True), ("b", 1, True), ("a", 0, True)]
+    assert set(on_paper(4, *ends, ("a", 2, True))) == {0, 1, 2, 3}
+
+
+def test_workers_that_never_come_back_are_an_error() -> None:
+    dead = [("a", 0, False), ("b", 1, False)]
+    with pytest.raises(
+        ModelError, match="every Ray worker died and none came back within 10 minutes; what is finished"
+    ):
+        on_paper(2, *dead)
+    with pytest.raises(ModelError, match=r"every Ray worker died \(it died\); what is finished is stored"):
+        on_paper(2, *dead, ("a", -1, False), ("b", -1, False))
+
+
+def test_a_shard_that_kills_its_workers_is_given_up() -> None:
+    times = [("a", 0, False), ("b", 0, False), *[("a", -1, True), ("a", 0, False)] * 2]
+    with pytest.raises(ModelError, match=r"the Ray worker of shard 0 died again and again .*try fewer workers"):
+        on_paper(1, *times)
+
+
+def test_an_image_that_changes_is_seen_where_the_study_was_begun(tmp_path: Path) -> None:
+    """Rows of a changed image are asked for again, with the reason; workers with copies of other dates are trusted."""
+    for name in "ab":
+        Image.new("RGB", (9, 9)).save(tmp_path / f"{name}.png")
+    still, changing = read_data(tmp_path).stamped().samples
+    Image.new("RGB", (20, 20)).save(tmp_path / "b.png")
+    sent: list[Any] = []
+    actor = Actor("a")
+    true = actor.remote
+
+    def remote(shard: Any = None) -> tuple[str, int]:
+        sent.append([sample.seen for sample in shard.samples])
+        return true(shard)
+
+    actor.remote = remote  # type: ignore[method-assign]
+    shard = Shard(0, 0, 0, (still, changing), frozenset())
+    ray_on_paper = Paper(("a", 0, True), ("a", 0, True))
+    assert [content for _, content in results(ray_on_paper, [actor], [shard])] == [b"a0"]
+    assert sent == [[None, None], [None, CHANGED]] and changes(shard) == {1}
+    loaded = Reader(dict(enumerate(marked(shard, changes(shard)).samples)), cropped((8, 8), *IMAGENET))[[0, 1]]
+    assert list(loaded.failed) == [1] and "has changed since the study was begun" in loaded.failed[1]
+    tmp_path.rename(tmp_path.with_name("aside"))
+    with pytest.raises(InputError, match="has vanished during the run; bring it back"):
+        on_paper(1, ("a", 0, True), samples=(still,))
 
 
 @pytest.mark.slow

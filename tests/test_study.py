@@ -746,7 +746,7 @@ def test_files_that_may_not_grow(album: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} -m vitreous {args}"
     limited = ["bash", "-c", f"ulimit -f 64; {command}"]
     ran = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert ran.returncode == 2 and ran.stderr.endswith("error: File too large\n"), ran.stderr
+    assert ran.returncode == 2 and ran.stderr.endswith(".parquet: File too large\n"), ran.stderr
     assert "stopped: 0 of 5 shards" in ran.stderr and "Traceback" not in ran.stderr
     assert not list(tmp_path.rglob("*.part"))
     again = run_study("maps", album, None, tmp_path / "out", methods="attention,gradient", shard=2, batch=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ import zoo
 import vitreous
 from vitreous import Model, Trace
 from vitreous.errors import TargetError
+from vitreous.models.labels import find_exact, fitting, read_labels, suggest
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Numbered, Target, Top
 
+ASSETS = Path(vitreous.__file__).parent / "assets"
 LABELS = ["tabby, tabby cat", "tiger cat", "Egyptian cat", "bull mastiff", "black-and-tan coonhound", "zebra", "lynx"]
 
 
@@ -37,6 +41,10 @@ def model() -> Model:
         ("top-1", Top(1)),
         ("top-3", Top(3)),
         ("top2", Top(2)),
+        ("egyptian_CAT", Class(2)),
+        ("Tiger-Cat", Class(1)),
+        ("black and_tan  coonhound", Class(4)),
+        ("tabby_cat-bull_mastiff", Contrast(Class(0), Class(3))),
         ("neuron:4", Neuron(4)),
         ("zebra-lynx", Contrast(Class(5), Class(6))),
         ("5-6", Contrast(Class(5), Class(6))),
@@ -71,7 +79,7 @@ def test_parse(model: Model, given: Any, expected: Any) -> None:
         (-1, "class -1 is out of range"),
         ("7", "class 7 is out of range"),
         (Class(9), "class 9 is out of range"),
-        ("cat", r"'cat' fits 3 classes: tabby \(0\), tiger cat \(1\), Egyptian cat \(2\)"),
+        ("cat", r"'cat' fits 3 classes: tabby cat \(0\), tiger cat \(1\), Egyptian cat \(2\)"),
         ("zebbra", "unknown class 'zebbra'; did you mean zebra"),
         ("top-0", "top-0 is out of range"),
         ("top-8", "top-8 is out of range"),
@@ -91,6 +99,87 @@ def test_parse(model: Model, given: Any, expected: Any) -> None:
 def test_what_does_not_exist(model: Model, given: Any, said: str) -> None:
     with pytest.raises(TargetError, match=said):
         parse(given, model, 7)
+
+
+IMAGENET = read_labels(ASSETS / "imagenet1k.txt")
+
+
+@pytest.fixture(scope="module")
+def imagenet() -> Model:
+    return Model(zoo.network("timm ViT"), labels=IMAGENET, name="imagenet")
+
+
+def test_cat_leads_with_cats_not_with_the_bullfrog(imagenet: Model) -> None:
+    """Rana catesbeiana is a bullfrog, and a cockatoo is no cat: whole words come first."""
+    with pytest.raises(TargetError) as caught:
+        parse("cat", imagenet, 1000)
+    said = str(caught.value)
+    assert said.startswith("'cat' fits 7 classes: tabby cat (281), tiger cat (282), Persian cat (283), ")
+    assert "frog" not in said and "cockatoo" not in said
+    with pytest.raises(TargetError, match=r"unknown class 'zebra-cat'") as caught:
+        parse("zebra-cat", imagenet, 1000)
+
+
+def test_whole_words_come_before_beginnings_and_those_before_other_parts() -> None:
+    names = ["bobcat", "cattle", "house cat", "polecats", "hat", "catfish, fish"]
+    labels = dict(enumerate(names))
+    assert [name for _, _, name in fitting("cat", labels)] == ["house cat", "cattle", "catfish", "bobcat", "polecats"]
+    model = Model(zoo.network("timm ViT"), labels=names, name="names")
+    assert parse("cat", model, 7) == Class(2), "the only one with the whole word"
+    assert parse("bob", model, 7) == Class(0) and parse("lecat", model, 7) == Class(3)
+    with pytest.raises(TargetError, match=r"'catt' fits|'ca' fits 2 classes: cattle \(1\), catfish \(5\)"):
+        parse("ca", Model(zoo.network("timm ViT"), labels=["bobcat", "cattle", *"abc", "catfish"]), 7)
+
+
+def test_suggestions_are_ranked_as_matches_are() -> None:
+    assert suggest("cat", IMAGENET) == "; did you mean tabby cat, tiger cat or Persian cat?"
+    assert suggest("tigre cat", IMAGENET).startswith("; did you mean tiger cat")
+    assert suggest("qqqqqq", IMAGENET) == ""
+
+
+def test_a_name_as_written_wins_over_one_that_only_reads_alike() -> None:
+    model = Model(zoo.network("timm ViT"), labels=["a-b", "a b", "a", "b", "A_c", "c", "d"], name="alike")
+    assert parse("a b", model, 7) == Class(1) and parse("A-B", model, 7) == Class(0)
+    assert parse("a_b", model, 7) == Class(0), "the first that reads alike"
+    assert parse("a-c", model, 7) == Contrast(Class(2), Class(5)), "a contrast of names as written"
+    assert parse("a c", model, 7) == Class(4)
+
+
+def test_every_class_of_imagenet_is_found_by_any_spelling(imagenet: Model) -> None:
+    first = {}
+    for number, label in IMAGENET.items():
+        for name in label.split(","):
+            first.setdefault(name.strip().lower(), number)
+    for name, number in list(first.items())[::40]:
+        assert find_exact(name.replace(" ", "_").upper(), IMAGENET) is not None
+        assert parse(name, imagenet, 1000) == Class(number)
+
+
+def test_an_unknown_label_is_refused(imagenet: Model) -> None:
+    for given in ("wug", "not a class", "tabby cat dog", "--", "_", "cat;wug", ["wug", 1]):
+        with pytest.raises(TargetError, match="unknown class"):
+            parse(given, Model(zoo.network("timm ViT"), labels=["cat", "dog"], name="two"), 7)
+    with pytest.raises(TargetError, match="unknown class 'Egyptian Mau'"):
+        parse("Egyptian Mau", imagenet, 1000)
+
+
+def test_the_server_refuses_an_unknown_label_as_a_target(model: Model) -> None:
+    """JOURNEYS P1-10."""
+    targets = pytest.importorskip("vitreous.web.targets", reason="the server needs vitreous[web]")
+    engine, served = SimpleNamespace(concepts={}), SimpleNamespace(model=model, name="pets")
+    for asked in ("wug", "zebra-wug", "wug-zebra", "wug - neuron:2", "concept:wug"):
+        with pytest.raises(TargetError, match=r"unknown class|no concept"):
+            targets.read(engine, served, asked, 7)
+    assert targets.read(engine, served, "Tiger_Cat", 7) == Class(1)
+
+
+def test_a_concept_is_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vitreous-concepts").mkdir()
+    vitreous.Concept(torch.ones(32), name="Dark_Stripes").save("vitreous-concepts/Dark_Stripes.safetensors")
+    assert str(parse("concept:dark stripes", model, 7)) == "concept:Dark_Stripes"
+    with pytest.raises(TargetError, match="no concept 'stripes' here; did you mean Dark_Stripes"):
+        parse("concept:stripes", model, 7)
 
 
 def test_no_labels() -> None:

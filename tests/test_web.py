@@ -382,8 +382,10 @@ def test_all_maps_in_one_file(client: TestClient, model: Model, tmp_path: Path) 
         direct = explain(model, PHOTOS / "cat.jpg", name.partition("@")[0].partition(":")[0], target=target, **options)
         assert off(found.map, direct.map) < 1e-5 and found.targets == direct.targets
         assert dict(found.options) == dict(direct.options)
-    told = json.loads(str(np.load(tmp_path / "x.npz")["provenance"]))
+    told = json.loads(str(np.load(tmp_path / "x.npz")["provenance"]))["maps"]
     assert all(one["images"] == ["cat.jpg"] for one in told.values())
+    paths = [file["path"] for one in told.values() for file in (*one["sources"], *one["weights"]["files"])]
+    assert not any("/" in str(path) for path in paths)  # folders of the server are not for visitors
     problem(client.post("/api/maps.npz", json={"maps": ["0" * 24]}), 404)
 
 

@@ -185,7 +185,7 @@ def metric_example(one: Declared) -> tuple[str, str]:
         f'score = vitreous.evaluate(model, {images}, "{method}", "{one.name}"{where})\n'
         "print(score.mean, score.better)"
     )
-    return f"vitreous evaluate {data} --methods {method} --metrics {one.name}", python
+    return f"vitreous evaluate {data} --method {method} --metric {one.name}", python
 
 
 def options(one: Declared) -> list[str]:

@@ -19,11 +19,14 @@ GROUPS = {
     "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),
     "Extend": ("METHODS", "METRICS", "method", "metric", "Noted", "Case", "Measured", "Map", "Output", "Scores"),
-    "Other libraries": ("from_captum", "captum_style", "quantus_explain"),
+    "Other libraries": (
+        *("from_captum", "captum_style", "quantus_explain", "lightning_callback", "trainer_callback"),
+        *("to_coco", "to_masks", "to_fiftyone"),
+    ),
     "Around any call": ("limit_memory", "show_progress", "replay"),
     "Errors": (
-        *("VitreousError", "InputError", "ModelError", "WeightsError", "Unsupported"),
-        *("TargetError", "OptionError", "CaptureError", "EmptyMap"),
+        *("VitreousError", "InputError", "ModelError", "ModelWarning", "WeightsError", "Unsupported"),
+        *("TargetError", "OptionError", "CaptureError", "EmptyMap", "InputWarning"),
     ),
 }
 

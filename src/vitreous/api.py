@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, Views, attribute_all, join
+from vitreous.attribution import Attribution, attribute_all, join
 from vitreous.errors import OptionError, TargetError, Unsupported
 from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod, MethodWarning
@@ -24,6 +24,7 @@ from vitreous.trace.apply import (
     of_model,
     per_image,
 )
+from vitreous.trace.views import Views
 
 
 class Trace(engine.Trace):

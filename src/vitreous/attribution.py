@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -16,58 +14,28 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous._support.files import FIGURES, write_whole
-from vitreous.errors import InputError, OptionError, TargetError, one_line
+from vitreous._support.arrays import plain, read_map, save_arrays
+from vitreous._support.files import FIGURES
+from vitreous._support.marks import identity_of, identity_of_result
+from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images import pictures
 from vitreous.images.bands import Bands
 from vitreous.images.preprocess import Preprocess
-from vitreous.models.model import Model
+from vitreous.models.origin import Origin
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, refuse, refuse_empty
 from vitreous.trace.parse_target import listed
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 
-
-@dataclass(frozen=True, eq=False)
-class Views:
-    """The part of each image that the model saw, rendered on access."""
-
-    sources: Sequence[Any] | Tensor
-    seen_by: Preprocess | Model  # a model: its preprocessing, made when first needed
-    start: int = 0  # index of the first image, for names such as "image 3"
-
-    @classmethod
-    def of(cls, images: Any, model: Model, start: int = 0) -> Views:
-        return cls(images if isinstance(images, Tensor) else pictures.as_list(images, model.channels), model, start)
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return self.seen_by.preprocess if isinstance(self.seen_by, Model) else self.seen_by
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def __getitem__(self, index: int) -> Image.Image:
-        source = self.sources[index]
-        if isinstance(source, Tensor) and source.is_floating_point():
-            return Image.fromarray((self.preprocess.colours(source) * 255).round().astype(np.uint8))
-        return self.preprocess.view(pictures.read(source, index, self.preprocess.channels).image)
-
-    def name(self, index: int) -> str:
-        source = self.sources[index]
-        if isinstance(source, pictures.Picture):
-            return source.name
-        path = source if isinstance(source, str | Path) else getattr(source, "filename", "")
-        return Path(path).name if path else f"image {self.start + index}"
-
-    def only(self, index: int) -> Views:
-        return Views(self.sources[index : index + 1], self.seen_by, self.start + index)
+PER_IMAGE = ("targets", "labels", "probabilities", "sources")
+MODEL = ("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Attribution:
     """Maps of one method for a batch of images: float32, not normalised, one value per patch or per pixel."""
 
@@ -81,6 +49,10 @@ class Attribution:
     views: Views | None = field(default=None, repr=False)
     version: str = VERSION
     box: Box | None = None  # the part of the image that the maps cover; None: all of it
+    labels: tuple[str | None, ...] = ()  # the name of each image's target
+    probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
+    sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
+    made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
 
     def __post_init__(self) -> None:
         if len(self.targets) != len(self.map):
@@ -89,16 +61,31 @@ class Attribution:
     def __len__(self) -> int:
         return len(self.map)
 
-    def __getitem__(self, index: int) -> Attribution:
-        """The attribution of one image."""
-        index = range(len(self))[index]
-        views = None if self.views is None else self.views.only(index)
-        notes = {k: v[index : index + 1] if per_image(v, len(self)) else v for k, v in self.notes.items()}
-        targets = self.targets[index : index + 1]
-        return replace(self, map=self.map[index : index + 1], views=views, notes=notes, targets=targets)
+    def __getitem__(self, index: SupportsIndex | slice) -> Attribution:
+        """The attribution of one image, or of several: found[0], found[:2]."""
+        if not isinstance(index, slice):
+            number = range(len(self))[operator.index(index)]
+            index = slice(number, number + 1)
+        cut = {name: values[index] for name in PER_IMAGE if (values := getattr(self, name))}
+        notes = {k: v[index] if per_image(v, len(self)) else v for k, v in self.notes.items()}
+        views = None if self.views is None else self.views.part(index)
+        return replace(self, map=self.map[index], views=views, notes=notes, **cut)
 
     def __iter__(self) -> Iterator[Attribution]:
         return (self[i] for i in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The maps as an array [B h w]: np.asarray(found)."""
+        return np.array(self.map.detach().cpu(), dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        """One line: what it is, of which images and of which model."""
+        size = "×".join(map(str, self.map.shape[1:]))
+        count = f"{len(self)} maps" if len(self) != 1 else "1 map"
+        label = next(iter(set(self.labels)), None) if len(set(self.labels)) == 1 else None
+        aim = "" if self.target is None else f", target {label or self.target}"
+        names = ", ".join(self.names[:3]) + (", …" if len(self) > 3 else "")
+        return f"<Attribution: {self.method} of {self.model}, {count} {size}{aim}: {names}>"
 
     @property
     def target(self) -> str | None:
@@ -109,23 +96,37 @@ class Attribution:
     @property
     def names(self) -> list[str]:
         """The names of the images."""
-        return [self.views.name(i) if self.views else f"image {i}" for i in range(len(self))]
+        if self.views is not None:
+            return [self.views.name(i) for i in range(len(self))]
+        return [str(told["name"]) for told in self.sources] or [f"image {i}" for i in range(len(self))]
 
     @property
     def provenance(self) -> dict[str, Any]:
         """Everything needed to reproduce the maps, as JSON."""
+        sources = (
+            [{"name": name} for name in self.names] if self.views is None else map(self.views.told, range(len(self)))
+        )
         return {
             "method": self.method,
             "options": plain(dict(self.options)),
             "target": self.target,
             "targets": list(self.targets),
+            "labels": list(self.labels),
+            "probabilities": list(self.probabilities),
             "model": self.model,
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
             "images": self.names,
+            "sources": plain(self.sources or list(sources)),
             "notes": plain(dict(self.notes)),
             "vitreous": self.version,
+            **(self.made_by.told if isinstance(self.made_by, Origin) else self.made_by or {}),
         }
+
+    @property
+    def identity(self) -> str:
+        """A short hash of what the maps follow from: weights, images, method, options, target and versions."""
+        return identity_of_result(self.provenance)
 
     def resize(self, size: int | tuple[int, int]) -> Attribution:
         """Resize the maps to (height, width) of the image with bilinear interpolation; zero where no patch lies."""
@@ -156,16 +157,22 @@ class Attribution:
         """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
-            save_arrays(file, {"map": self.map.cpu().numpy(), "provenance": json.dumps(self.provenance)})
+            save_arrays(file, {"map": self.map.cpu().numpy()}, mark_of({"map": self}))
         elif file.suffix.lower() in FIGURES:
             from vitreous.plot.figure import attribution_figure, save_figure
 
-            save_figure(attribution_figure(self), file)
+            save_figure(attribution_figure(self), file, mark_of({"map": self}))
         else:
             raise OptionError(
                 f"{file}: cannot save as {file.suffix or 'a file without suffix'}; use .npz or {', '.join(FIGURES)}"
             )
         return file
+
+    def log(self, writer: Any, name: str | None = None, step: int | None = None, *, most: int = 8) -> None:
+        """Log figures and numbers of the first maps to TensorBoard, Weights & Biases or MLflow, under `name`."""
+        from vitreous.plot.logged import log
+
+        log(self, [self[i] for i in range(min(len(self), most))], writer, name or self.method, step)
 
     @classmethod
     def load(cls, path: str | Path, name: str | None = None) -> Attribution:
@@ -173,12 +180,19 @@ class Attribution:
 
         `name`: the map to load if the file holds several, e.g. "rollout".
         """
-        maps, told = read_arrays(Path(path), name)
-        keys = ("method", "options", "model", "signed", "notes")
+        maps, told = read_map(Path(path), name)
         targets = told["targets"] if "targets" in told else old_targets(told["target"], len(maps))
-        box = None if told.get("box") is None else tuple(told["box"])
-        about = {key: told[key] for key in keys}
-        return cls(map=maps, targets=tuple(targets), version=told["vitreous"], box=box, **about)
+        return cls(
+            map=torch.from_numpy(maps),
+            targets=tuple(targets),
+            labels=tuple(told.get("labels", ())),
+            probabilities=tuple(told.get("probabilities", ())),
+            version=told["vitreous"],
+            box=None if told.get("box") is None else tuple(told["box"]),
+            sources=tuple(told.get("sources") or ({"name": image} for image in told["images"])),
+            made_by={key: told[key] for key in MODEL if key in told},
+            **{key: told[key] for key in ("method", "options", "model", "signed", "notes")},
+        )
 
     def _repr_png_(self) -> bytes:
         """The figure that notebooks display."""
@@ -200,31 +214,10 @@ def drawn_on(image: Any, steps: Preprocess | None) -> Image.Image:
     return picture.shown() if isinstance(picture, Bands) else picture
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an .npz file atomically: an interrupt leaves no partial file."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_whole(path, buffer.getvalue())
-
-
-def read_arrays(path: Path, name: str | None) -> tuple[Tensor, dict[str, Any]]:
-    """The maps of one method [B … …] in a file, and their provenance."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            told = json.loads(str(stored["provenance"]))
-            if "map" in stored:
-                return torch.from_numpy(stored["map"]), told
-            known = [key for key in stored if key != "provenance"]
-            name = known[0] if name is None and len(known) == 1 else name
-            if name not in known:
-                raise OptionError(f"{path} holds {', '.join(known)}; choose one: Attribution.load(path, {known[0]!r})")
-            return torch.from_numpy(stored[name])[None], told[name]
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, OptionError):
-            raise
-        raise InputError(f"{path} is not an .npz file of maps written by vitreous ({one_line(error, 80)})") from None
+def mark_of(maps: Mapping[str, Attribution]) -> dict[str, Any]:
+    """What a file of these maps says of them: the provenance of each, and one identity of all."""
+    each = {key: one.provenance for key, one in maps.items()}
+    return {"identity": identity_of({key: one.identity for key, one in maps.items()}), "maps": each}
 
 
 def old_targets(joined: str | None, count: int) -> Sequence[str | None]:
@@ -237,31 +230,19 @@ def per_image(value: Any, count: int) -> bool:
     return isinstance(value, list | tuple | Tensor) and len(value) == count
 
 
-def plain(value: Any) -> Any:
-    """Convert a value to JSON types: tensors and arrays become lists, anything unknown its string."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return value.tolist()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
 def join(parts: Sequence[Attribution]) -> Attribution:
     """Concatenate the attributions of several batches."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    sources: list[Any] = [s for part in parts if part.views for s in part.views.sources]
-    views = Views(sources, first.views.seen_by) if first.views else None
+    views = Views.join([part.views for part in parts if part.views]) if first.views else None
     notes = {
         key: [x for part in parts for x in plain(part.notes[key])]
         for key, value in first.notes.items()
         if per_image(value, len(first))
     }
-    maps, targets = torch.cat([p.map for p in parts]), tuple(target for part in parts for target in part.targets)
-    return replace(first, map=maps, views=views, notes={**first.notes, **notes}, targets=targets)
+    rows: dict[str, Any] = {name: tuple(value for part in parts for value in getattr(part, name)) for name in PER_IMAGE}
+    return replace(first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
 
 
 # ------------------------------------------------------------------------------------------ running methods
@@ -301,13 +282,16 @@ def attribute_all(
     for target, noted in zip(chosen, results) if strict else ():
         fixed = target if output is None else target.fix(output)
         refuse_empty(trace, declared, fixed, noted.map, views)
+    made_by = Origin.of(trace.model, trace.size)
     return [
         Attribution(
             map=noted.map,
             method=declared.name,
             options=values,
             targets=told_targets(target, output, len(trace)),
+            **told_shares(target, output, trace),
             model=trace.model.name,
+            made_by=made_by,
             signed=declared.is_signed(values),
             notes=noted.notes,
             views=views,
@@ -335,3 +319,17 @@ def told_targets(target: Target, output: Output | None, count: int) -> tuple[str
         return (None,) * count
     fixed = target.fix(output)
     return tuple(str(fixed.of_image(index)) for index in range(count))
+
+
+def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str, Any]:
+    """The name of each image's target, and its probability if it is a class."""
+    if output is None:
+        return {}
+    fixed, model = target.fix(output), trace.model
+    each = [fixed.of_image(index).single() for index in range(len(trace))]
+    numbers = [number for one in each for number in one.class_numbers(1) or ()]
+    if len(numbers) < len(each) or not trace.classifies:
+        return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}
+    chosen = torch.tensor(numbers, device=output.device)[:, None]
+    shares = model.meaning.probabilities(output.detach().float()).gather(1, chosen)[:, 0].tolist()
+    return {"labels": tuple(model.label(number) for number in numbers), "probabilities": tuple(shares)}

@@ -9,11 +9,15 @@ VitreousError
 ├── OptionError         there is no such method, metric, option or value
 ├── CaptureError        the captured attention does not reproduce the layer's output
 └── EmptyMap            a method's map is zero everywhere, or not finite
+
+InputWarning (a UserWarning): an image can be used, but is probably not what it is taken for.
 """
 
 from __future__ import annotations
 
 import difflib
+import traceback
+import warnings
 from collections.abc import Iterable
 
 
@@ -37,6 +41,10 @@ class Unsupported(ModelError):
     """A method cannot work on a model."""
 
 
+class ModelWarning(UserWarning):
+    """Something was assumed or left out to load a model."""
+
+
 class TargetError(VitreousError, ValueError):
     """The model has no such target."""
 
@@ -51,6 +59,17 @@ class CaptureError(VitreousError, RuntimeError):
 
 class EmptyMap(VitreousError, RuntimeError):
     """The map of an image is zero everywhere, or not finite: it explains nothing."""
+
+
+class InputWarning(UserWarning):
+    """An image can be used, but is probably not what it is taken for."""
+
+
+def warn_caller(said: str, kind: type[Warning]) -> None:
+    """Give a warning that names the line from which this package was called."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)]
+    ours = [i for i, name in enumerate(frames) if name.partition(".")[0] == "vitreous"]
+    warnings.warn(said, kind, stacklevel=max(ours) + 2)
 
 
 def nearest(word: str, known: Iterable[str], most: int = 3) -> str:

@@ -23,6 +23,7 @@ FEW = 5  # images: no verdict from fewer
 NAMED = 3  # metrics listed by name in a verdict; more are only counted
 MOST_DIGITS = 6
 AT_ONCE = 2**23  # numbers per block of resamples
+GROUPS = 8192  # of images, at most, are resampled: of more images, groups that are drawn at random
 
 Table = Float[np.ndarray, "M K"]  # methods, metrics
 Counts = Int[np.ndarray, "M K"]
@@ -32,10 +33,13 @@ Values = Float[np.ndarray, "M K N"]  # … and images; NaN: not measured
 def resampled_means(
     values: Float[np.ndarray, "S N"], seed: int = 0, times: int = TIMES
 ) -> Float[np.ndarray, "{times} S"]:
-    """The mean of each series over the same resampled images, ignoring NaN."""
-    count = values.shape[1]
-    known = np.isfinite(values)
-    filled, there = np.where(known, values, 0).T, known.T.astype(np.float64)
+    """The mean of each series over the same resampled images, ignoring NaN.
+
+    Of more than 8,192 images, groups of as many images each, drawn at random, are resampled in their place: the sum of
+    a group varies as the sum of its images does, so the means vary alike.
+    """
+    filled, there = in_groups(values, seed)
+    count = len(filled)
     chance = np.random.default_rng(seed)
     share = np.full(count, 1 / count)
     parts = []
@@ -44,6 +48,23 @@ def resampled_means(
         with np.errstate(invalid="ignore"):
             parts.append(drawn @ filled / (drawn @ there))
     return np.concatenate(parts)
+
+
+def in_groups(
+    values: Float[np.ndarray, "S N"], seed: int = 0, most: int | None = None
+) -> tuple[Float[np.ndarray, "G S"], Float[np.ndarray, "G S"]]:
+    """The sum of each series over every group of images, and how many of its values are numbers."""
+    most, images = most or GROUPS, values.shape[1]
+    if images <= most:  # each image is a group
+        known = np.isfinite(values)
+        return np.where(known, values, 0).T, known.T.astype(np.float64)
+    group = np.random.default_rng([seed, images]).permutation(images) % most
+    sums, counts = np.zeros((most, len(values))), np.zeros((most, len(values)))
+    for s, series in enumerate(values):
+        known = np.isfinite(series)
+        sums[:, s] = np.bincount(group, np.where(known, series, 0), most)
+        counts[:, s] = np.bincount(group, known, most)
+    return sums, counts
 
 
 def intervals(values: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarray, "2 S"]:
@@ -70,6 +91,24 @@ def pearson(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     varied = (np.ptp(one, axis=-1) > 0) & (np.ptp(other, axis=-1) > 0) & (size > 0)
     r = (x * y).sum(-1) / np.where(varied, size, 1)
     return np.asarray(np.where(varied, np.clip(r, -1, 1), np.nan))
+
+
+def otsu(values: Float[np.ndarray, "S n"]) -> tuple[Float[np.ndarray, "S"], Float[np.ndarray, "S"]]:
+    """Part each series into two classes: the share of its variance that lies between them, and the value between them.
+
+    max_t w₀·w₁·(μ₀ − μ₁)² / σ²; 0 where all values are the same
+    """
+    rising = np.sort(values.astype(np.float64), 1)
+    n = rising.shape[1]
+    below = np.arange(1, n)
+    sums = rising.cumsum(1)
+    low, high = sums[:, :-1] / below, (sums[:, -1:] - sums[:, :-1]) / (n - below)
+    between = below / n * (1 - below / n) * (high - low) ** 2
+    whole = rising.var(1)
+    share = np.where(whole > 0, between.max(1, initial=0) / np.maximum(whole, 1e-300), 0)
+    last = between.argmax(1) if n > 1 else np.zeros(len(rising), np.int64)
+    rows = np.arange(len(rising))
+    return share, (rising[rows, last] + rising[rows, np.minimum(last + 1, n - 1)]) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +240,7 @@ def ranks(mean: Table, sign: Float[np.ndarray, "K"]) -> Table:
 class Moments:
     """The mean curve of many images and its 95 % interval, without keeping the curves.
 
-    M₂ ← M₂ + (x − m)(x − m′), the interval is m ± t·√(M₂ / (n−1) / n)
+    M₂ ← M₂ + Σ (x − x̄)² + (x̄ − m)² · n b / (n + b) for b more images, the interval is m ± t·√(M₂ / (n−1) / n)
     """
 
     def __init__(self, at: Sequence[float]) -> None:
@@ -212,18 +251,23 @@ class Moments:
 
     def add(self, curves: Float[np.ndarray, "B T"]) -> None:
         """Add more images; NaN points are ignored."""
-        for curve in curves.astype(np.float64):
-            known = np.isfinite(curve)
-            self.count += known
-            off = np.where(known, curve - self.mean, 0)
-            self.mean += off / np.maximum(self.count, 1)
-            self._spread += off * np.where(known, curve - self.mean, 0)
+        known = np.isfinite(curves)
+        count = known.sum(0)
+        mean = np.where(known, curves, 0).sum(0, dtype=np.float64) / np.maximum(count, 1)
+        step, total = np.where(count > 0, mean - self.mean, 0), np.maximum(self.count + count, 1)
+        self._spread += (np.where(known, curves - mean, 0) ** 2).sum(0) + step**2 * self.count * count / total
+        self.mean += step * count / total
+        self.count += count
+
+    @property
+    def error(self) -> Float[np.ndarray, "T"]:
+        """The standard error of each mean; NaN from fewer than two images."""
+        n = self.count
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(n > 1, np.sqrt(self._spread / (n - 1) / n), np.nan)
 
     @property
     def interval(self) -> Float[np.ndarray, "2 T"]:
         """The lower and upper ends of the 95 % interval; NaN from fewer than two images."""
-        n = self.count
-        with np.errstate(invalid="ignore", divide="ignore"):
-            half = stats.t.ppf((1 + LEVEL) / 2, np.maximum(n - 1, 1)) * np.sqrt(self._spread / (n - 1) / n)
-        half = np.where(n > 1, half, np.nan)
+        half = stats.t.ppf((1 + LEVEL) / 2, np.maximum(self.count - 1, 1)) * self.error
         return np.stack([self.mean - half, self.mean + half])

@@ -1,9 +1,12 @@
-"""Numbers as text, and numbers as JSON values."""
+"""Numbers as text, numbers as JSON values, and names without their spelling."""
 
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,3 +51,9 @@ def finite(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim:
         return [finite(one) for one in value]
     return float(value) if math.isfinite(value) else None
+
+
+@lru_cache(2**16)
+def plain(text: str) -> str:
+    """Lower case, one space for each run of spaces, underscores and hyphens: Egyptian_Mau is egyptian mau."""
+    return " ".join(re.split(r"[\s_\u2010-\u2015-]+", unicodedata.normalize("NFC", text).casefold())).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous._support.progress import show_progress
-from vitreous.cli.arguments import Choice
-from vitreous.cli.results import SHOWN, check_out
-from vitreous.evaluation.advice import Advice, Contender, advise
+from vitreous.cli.arguments import Choice, PlaceIfAny
+from vitreous.cli.places import placed_folder
+from vitreous.cli.results import check_out
+from vitreous.evaluation.advice import Advice, Contender, Fresh, advise
+from vitreous.evaluation.estimate import Estimate
 from vitreous.evaluation.plan import chosen_methods
+from vitreous.evaluation.report.files import WRITTEN, identity
 from vitreous.images.dataset import read_data
 from vitreous.models.model import Model
+
+WIDE = 120  # columns in which a row takes one line
+LEAST = 60  # columns in which numbers are not folded
+UNBOUNDED = 1000  # columns of a pipe or a file
 
 
 def run(
@@ -31,31 +39,46 @@ def run(
     methods: str | None,
     target: str | None,
     thorough: bool,
+    exhaustive: bool,
     choice: Choice,
-    out: Path | None,
-    as_json: bool,
+    place: PlaceIfAny,
 ) -> None:
-    if out is not None:
-        check_out(out)
+    as_json = place.as_json
+    if place.out is not None:
+        check_out(place.out)
     data = read_data(sources[0] if len(sources) == 1 else sources).take(choice.limit, choice.sample, choice.seed)
     names = None if methods is None else chosen_methods(methods)
+    asked: dict[str, Any] = {"methods": names, "target": target, "thorough": thorough, "exhaustive": exhaustive}
     with show_progress(False if as_json else None):
-        found = advise(load(), data, metric, methods=names, target=target, thorough=thorough, seed=choice.seed)
-    files = found.board.save(out) if out is not None else []
+        found = advise(load(), data, metric, **asked, seed=choice.seed, before=announce)
+    files, notes = save(found, place)
     if as_json:
-        typer.echo(json.dumps(told(found, files), indent=2))
+        typer.echo(json.dumps(told(found, files, notes), indent=2))
     else:
         show(found)
         for line in str(found).splitlines():
             typer.echo(line)
         if files:
             typer.echo(f"\nreport: {files[-1]}")
-        for note in [*found.board.notes(), *found.board.failures()[:SHOWN]]:
+        for note in [*notes, *found.board.notes(), *found.board.failures()]:
             typer.secho(f"note: {note}", err=True, fg="yellow")
     raise typer.Exit(0 if found.contenders else 2)
 
 
-def told(found: Advice, files: list[Path]) -> dict[str, Any]:
+def save(found: Advice, place: PlaceIfAny) -> tuple[list[Path], list[str]]:
+    """Write the leaderboard where nothing is lost, if it is asked for; and a note if that is not the folder given."""
+    if place.out is None:
+        return [], []
+    with placed_folder(place.out, "leaderboard", WRITTEN, identity(found.board), place.overwrite) as (folder, notes):
+        return found.board.save(folder), notes
+
+
+def announce(estimate: Estimate) -> None:
+    """Say what the search will cost; standard output is for the result."""
+    typer.echo(str(estimate), err=True)
+
+
+def told(found: Advice, files: list[Path], notes: list[str]) -> dict[str, Any]:
     """The advice as JSON."""
     return {
         "model": found.model,
@@ -66,36 +89,56 @@ def told(found: Advice, files: list[Path]) -> dict[str, Any]:
         "best": None if found.best is None else found.best.name,
         "not_distinguishable": list(found.equals),
         "advice": str(found),
-        "contenders": [{k: plain(v) for k, v in asdict(one).items()} for one in found.contenders],
+        "estimate": numbers(found.estimate),
+        "runs": found.runs,
+        "fresh": None if found.fresh is None else numbers(found.fresh),
+        "contenders": [numbers(one) for one in found.contenders],
         "files": [str(file) for file in files],
-        "notes": [*found.board.notes(), *found.board.failures()],
+        "notes": [*notes, *found.board.notes(), *found.board.failures()],
     }
 
 
+def numbers(one: Contender | Estimate | Fresh) -> dict[str, Any]:
+    """The fields of a record; None in place of NaN, which JSON does not have."""
+    return {name: plain(value) for name, value in asdict(one).items()}
+
+
 def plain(value: Any) -> Any:
-    """None in place of NaN, which JSON does not have."""
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def show(found: Advice) -> None:
-    """Print the contenders, best first: value and gain over random with their 95 % intervals, and the cost."""
+def show(found: Advice, console: Console | None = None) -> None:
+    """Print every contender, best first: value and gain over random with their 95 % intervals, cost and images.
+
+    Nothing is cut: on a narrow terminal intervals take a line of their own and names are folded; a pipe has no width.
+    """
+    console = console or Console(highlight=False)
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        console = Console(highlight=False, width=UNBOUNDED)
+    narrow = console.width < WIDE
     arrow = "↑" if found.better == "higher" else "↓"
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in ("", f"{found.metric} {arrow}", "gain over random", "forwards"):
-        table.add_column(head, justify="left" if not head else "right", no_wrap=True)
-    for one in found.contenders[:SHOWN]:
-        table.add_row(*row(one, one.name in found.equals and found.best is not None))
-    console = Console(highlight=False)
+    table.add_column("", overflow="fold")
+    metric = found.metric.replace(" ", "\n") if narrow else found.metric
+    for head in (f"{metric} {arrow}", "gain over\nrandom" if narrow else "gain over random", "forwards", "images"):
+        table.add_column(head, justify="right", no_wrap=console.width >= LEAST, overflow="fold")
+    for one in found.contenders:
+        table.add_row(*row(one, narrow, one.name in found.equals and found.best is not None))
     console.print(Text(f"{found.model}, {found.images} images\n"))
     console.print(table)
-    if len(found.contenders) > SHOWN:
-        console.print(Text(f"… and {len(found.contenders) - SHOWN} more", "dim"))
+    left = [one for one in found.contenders if one.dropped is not None]
+    if left:
+        said = f"{len(left)} contenders were left out after the images that are listed with them."
+        console.print(Text(f"\n{said}", "dim"))
     console.print()
 
 
-def row(one: Contender, among_best: bool) -> list[Text]:
-    score = f"{one.score:.3f} ({one.low:.3f} … {one.high:.3f})"
-    gain = f"{one.gain:+.3f} ({one.gain_low:+.3f} … {one.gain_high:+.3f})"
+def row(one: Contender, narrow: bool, among_best: bool) -> list[Text]:
+    apart, to = ("\n", "…") if narrow else (" ", " … ")
+    score, gain = f"{one.score:.3f}", f"{one.gain:+.3f}"
+    if np.isfinite(one.low):  # one image has no interval
+        score += f"{apart}({one.low:.3f}{to}{one.high:.3f})"
+        gain += f"{apart}({one.gain_low:+.3f}{to}{one.gain_high:+.3f})"
     cost = "–" if np.isnan(one.cost) else f"{one.cost:.1f}"
-    style = "bold" if among_best else "" if one.beats_random else "dim"
-    return [Text(word, style) for word in (one.name, score, gain, cost)]
+    style = "bold" if among_best else "" if one.beats_random and one.dropped is None else "dim"
+    return [Text(word, style) for word in (one.name, score, gain, cost, str(one.images))]

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from vitreous.errors import OptionError
+from vitreous._support.files import FIGURES
+from vitreous.cli.formats import USUAL, parse_formats
+from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
     from vitreous.registry import Declared, Method
 
 OUT = Path("vitreous-out")
+OLDER = {"methods": "method", "metrics": "metric"}  # spellings of options that are still understood
 Settings = dict[str, dict[str, Any]]  # options of methods and metrics by name
 
 # ------------------------------------------------------------------------------------------------------------ images
@@ -39,9 +43,6 @@ DataSet = Annotated[
         "data set on disk.",
         metavar="DATA",
     ),
-]
-ClassFolders = Annotated[
-    Path, typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
 ]
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -80,7 +81,7 @@ Memory = Annotated[
 # --------------------------------------------------------------------------------- methods, metrics and their options
 
 METHOD: dict[str, Any] = {"help": "Methods, separated by commas, or all; see: vitreous methods."}
-METHOD_NAMES = ("--method", "--methods", "-x")
+METHOD_NAMES = ("--method", "-x")
 TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
 MethodsOrDefault = Annotated[str | None, typer.Option(*METHOD_NAMES, **METHOD)]
 OneOrMoreMethods = Annotated[
@@ -96,7 +97,7 @@ MethodRows = Annotated[
 MetricNames = Annotated[
     str | None,
     typer.Option(
-        "--metrics",
+        "--metric",
         help="Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
     ),
 ]
@@ -120,6 +121,21 @@ OutIfAny = Annotated[Path | None, FOLDER]
 FILE = typer.Option("--out", "-o", help="File to write.")
 OutFile = Annotated[Path, FILE]
 OutFileIfAny = Annotated[Path | None, FILE]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        show_default=USUAL,
+        help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers); or none.",
+        metavar="KINDS",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace other results of vitreous; without it, the new ones get new names.")
+]
+Replace = Annotated[
+    bool, typer.Option("--overwrite", help="Replace another one that the file holds; without it, that is refused.")
+]
 Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
@@ -178,6 +194,43 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where results go, what is written of them, and whether they may replace others."""
+
+    out: OutFolder = OUT
+    format: Format = None
+    overwrite: Overwrite = False
+    as_json: AsJson = False
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """What is written; with --out FILE.png, unless the numbers are asked for, only the figure."""
+        one = self.out.suffix.lower() in FIGURES and not self.out.is_dir()
+        return parse_formats(self.format or ("png" if one else USUAL))
+
+
+@dataclass(frozen=True)
+class PlaceIfAny:
+    """The same for a report that need not be written, or has a place of its own."""
+
+    out: OutIfAny = None
+    overwrite: Overwrite = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class Limited:
+    """How many images are used."""
+
+    limit: Limit = None
+
+
+@dataclass(frozen=True)
+class PlaceOfImages(Place, Limited):
+    """The same after the number of images: the fields of the last class come first."""
+
+
+@dataclass(frozen=True)
 class Saliency:
     """How the saliency of a class is computed and compared with attention."""
 
@@ -216,6 +269,11 @@ def fields_of(group: Any) -> Iterator[inspect.Parameter]:
 
 
 # ------------------------------------------------------------------------------------------- values of options
+
+
+def spelling(word: str) -> str:
+    """An option's name as it is spelled now; older spellings are in no help."""
+    return OLDER.get(word, word)
 
 
 def parse_settings(given: list[str], metrics: bool = False) -> Settings:
@@ -262,7 +320,11 @@ def load_model(
     if weights is None and not is_here(spec) and sys.stderr.isatty():
         typer.secho(f"loading {spec}, which is downloaded on first use …", err=True, dim=True)
     size, shown = parse_size(img_size), parse_bands(bands)
-    model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown, output=output)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)  # said below
+        model = load(spec, weights, device, img_size=size, labels=labels, probe=probe, bands=shown, output=output)
+    for note in model.notes:
+        typer.secho(f"note: {note}", err=True)
     if model.device.type != "cpu" or sys.stderr.isatty():
         typer.secho(f"{model.name} runs on {model.device}", err=True, dim=True)
     return model

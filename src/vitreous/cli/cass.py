@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,10 @@ from rich.table import Table
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitreous.attribution import Attribution, Views, save_arrays, told_targets
+from vitreous._support.arrays import save_arrays
+from vitreous.attribution import Attribution, mark_of, told_targets
+from vitreous.cli.arguments import Place
+from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -24,9 +26,8 @@ from vitreous.cli.results import (
     Summary,
     check_out,
     find_pictures,
-    result_files,
+    placed,
     tell_notes,
-    unique_names,
     work_through,
 )
 from vitreous.methods.attention.head_similarity import class_saliency, head_maps, similarities, weighted_heads
@@ -36,6 +37,7 @@ from vitreous.plot.heads import heads_figure
 from vitreous.registry import METHODS
 from vitreous.trace.apply import choose, images_at_once, refuse
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 
 ENDING = ".cass"
 ENDS = 5  # heads listed at each end
@@ -59,26 +61,26 @@ def run(
     load: Callable[[], Model],
     target: str | None,
     options: dict[str, Any],
-    out: Path,
-    as_json: bool,
+    limit: int | None,
+    place: Place,
 ) -> None:
-    values = METHODS["cass_attention"].check(options)
-    check_out(out)
-    files, named = find_pictures(sources, out)
+    values, formats = METHODS["cass_attention"].check(options), place.formats
+    check_out(place.out)
+    given = find_pictures(sources, limit)
     model = load()
-    names = unique_names(files, out, ENDING)
-    summary = Summary(model.name, out, named, channels=model.channels)
+    summary = Summary.of(model, place.out, given)
 
     def work(batch: Batch) -> None:
         pictures = [picture for _, picture in batch]
         trace = Trace(model, [picture.image for picture in pictures])
         found = compare(trace, target, values, Views(pictures, model.preprocess))
         for i, (file, _) in enumerate(batch):
-            summary.done.append(write(found, i, file, names[file], out))
+            files = write(found, i, given.names[file], formats, place.overwrite, summary)
+            summary.done.append({"image": str(file), **files, **facts(found, i)})
 
     size = min(BATCH, images_at_once(model))
-    work_through(files, summary, size, work, lambda: report(summary, values, as_json), as_json)
-    report(summary, values, as_json)
+    work_through(given.files, summary, size, work, lambda: report(summary, values, place.as_json), place.as_json)
+    report(summary, values, place.as_json)
     raise typer.Exit(summary.code)
 
 
@@ -115,24 +117,33 @@ def numbers(values: Tensor) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- writing files
 
 
-def write(found: Compared, index: int, file: Path, name: str, out: Path) -> dict[str, Any]:
-    """Write the arrays and the figure of one image, each atomically."""
-    out.mkdir(parents=True, exist_ok=True)
-    png, npz = result_files(out, name + ENDING)
+def write(
+    found: Compared, index: int, name: str, formats: tuple[str, ...], overwrite: bool, summary: Summary
+) -> dict[str, str]:
+    """Write the arrays and the figure of one image, each atomically; returns the files by what they are."""
     one, scores = found.weighted[index], found.scores[index]
     arrays = {"cass": scores, "saliency": found.saliency[index], "heads": found.heads[index]}
-    told = {**one.provenance, "explained": found.titles[index]}
-    save_arrays(npz, {**arrays, "weighted": one.map[0].cpu().numpy(), "provenance": json.dumps(told)})
-    words = f"CASS: {found.titles[index]}"
-    figure = heads_figure(found.heads[index], scores, found.saliency[index], one, one.view(), title=words)
-    save_figure(figure, png)
-    ranked = rank(scores)
-    means = scores.mean(1)
+    mark = {**mark_of({"weighted": one}), "explained": found.titles[index]}
+    words, files = f"CASS: {found.titles[index]}", dict[str, str]()
+    endings = [f"{ENDING}.{kind}" for kind in formats]
+    with placed(summary, name, endings, mark["identity"], overwrite) as place:
+        for kind, ending in zip(formats, endings):
+            file = summary.out / f"{place}{ending}"
+            if kind == NUMBERS:
+                save_arrays(file, {**arrays, "weighted": one.map[0].cpu().numpy()}, mark)
+            else:
+                seen = heads_figure(found.heads[index], scores, found.saliency[index], one, one.view(), title=words)
+                save_figure(seen, file, mark)
+            files.setdefault("maps" if kind == NUMBERS else "figure", str(file))
+    return files
+
+
+def facts(found: Compared, index: int) -> dict[str, Any]:
+    """What was found for one image."""
+    scores = found.scores[index]
+    ranked, means = rank(scores), scores.mean(1)
     return {
-        "image": str(file),
-        "figure": str(png),
-        "maps": str(npz),
-        "target": one.target,
+        "target": found.weighted[index].target,
         "explained": found.titles[index],
         "most_alike": ranked[:ENDS],
         "least_alike": ranked[::-1][:ENDS],
@@ -169,15 +180,16 @@ def report(summary: Summary, values: dict[str, Any], as_json: bool) -> None:
 
 def show_done(summary: Summary) -> None:
     for entry in summary.done[:SHOWN]:
-        typer.echo(f"{entry['figure']}\n    {entry['explained']}\n")
+        typer.echo(f"{entry.get('figure', entry['image'])}\n    {entry['explained']}\n")
         show_heads(entry)
         typer.echo(f"\n{depth(entry)}\n")
     count, failed = len(summary.done), len(summary.failed)
     if count > SHOWN:
         typer.echo(f"… and {count - SHOWN} more in {summary.out}")
     pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
-    where = "the .npz beside each figure" if count > 1 else summary.done[0]["maps"]
-    typer.echo(f"{pictures}, the heads of {summary.model} compared with the saliency of the class; arrays: {where}")
+    where = "the .npz beside each figure" if count > 1 else summary.done[0].get("maps")
+    arrays = f"; arrays: {where}" if "maps" in summary.done[0] else ""
+    typer.echo(f"{pictures}, the heads of {summary.model} compared with the saliency of the class{arrays}")
 
 
 def show_heads(entry: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from vitreous.cli.arguments import (
     Device,
     Images,
     ImageSize,
+    Limit,
     Masks,
     Memory,
     MethodRows,
@@ -27,7 +28,10 @@ from vitreous.cli.arguments import (
     ModelNames,
     OneOrMoreMethods,
     OutFolder,
-    OutIfAny,
+    Overwrite,
+    Place,
+    PlaceIfAny,
+    PlaceOfImages,
     Saliency,
     Seed,
     SetOption,
@@ -37,6 +41,7 @@ from vitreous.cli.arguments import (
     WeightsFile,
     WeightsFiles,
     grouped,
+    spelling,
 )
 from vitreous.errors import OptionError
 
@@ -44,7 +49,7 @@ app = typer.Typer(
     name="vitreous",
     help="See what a Vision Transformer looks at, and why.",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": spelling},
 )
 
 
@@ -58,8 +63,7 @@ def explain(
     options: SetOption = None,
     target: Targets = None,
     cells: Cells = False,
-    out: OutFolder = OUT,
-    as_json: AsJson = False,
+    place: PlaceOfImages,
 ) -> None:
     """Explain images: one figure and one .npz of raw maps for each."""
     from vitreous.cli import explain as command
@@ -72,9 +76,12 @@ def explain(
             methods=methods,
             target=target,
             settings=parse_settings(options or []),
-            out=out,
+            limit=place.limit,
+            out=place.out,
+            formats=place.formats,
+            overwrite=place.overwrite,
             cells=cells,
-            as_json=as_json,
+            as_json=place.as_json,
         )
 
 
@@ -91,11 +98,12 @@ def evaluate(
     masks: Masks = None,
     choice: Choice,
     out: OutFolder = OUT,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure how good methods are on your images: a leaderboard with controls, intervals and verdicts.
 
-    Without --methods and --metrics it is a quick choice of them; without --target the label where it is known.
+    Without --method and --metric it is a quick choice of them; without --target the label where it is known.
     """
     from vitreous.cli import evaluate as command
     from vitreous.cli.arguments import parse_settings
@@ -111,6 +119,7 @@ def evaluate(
             settings=parse_settings(options or [], metrics=True),
             choice=choice,
             out=out,
+            overwrite=overwrite,
             as_json=as_json,
         )
 
@@ -122,16 +131,18 @@ def advise(
     *,
     source: Source,
     methods: MethodRows = None,
-    target: Target = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="The faithfulness metric that decides; default: srg.")
     ] = None,
+    target: Target = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Also try methods that cost a hundred forward passes and more.")
     ] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Measure every contender on every image, not in stages.")
+    ] = False,
     choice: Choice,
-    out: OutIfAny = None,
-    as_json: AsJson = False,
+    place: PlaceIfAny,
 ) -> None:
     """Find out which method, layer and options are most faithful for your model on your images."""
     from vitreous.cli import advise as command
@@ -144,9 +155,9 @@ def advise(
             methods=methods,
             target=target,
             thorough=thorough,
+            exhaustive=exhaustive,
             choice=choice,
-            out=out,
-            as_json=as_json,
+            place=place,
         )
 
 
@@ -158,9 +169,9 @@ def cass(
     source: Source,
     target: Target = None,
     saliency: Saliency,
+    limit: Limit = None,
     seed: Seed = 0,
-    out: OutFolder = OUT,
-    as_json: AsJson = False,
+    place: Place,
 ) -> None:
     """Compare every head's attention with the saliency of a class: which heads look where the class is."""
     from vitreous.cli import cass as command
@@ -171,8 +182,8 @@ def cass(
             load=source.load,
             target=target,
             options={**asdict(saliency), "seed": seed},
-            out=out,
-            as_json=as_json,
+            limit=limit,
+            place=place,
         )
 
 
@@ -213,8 +224,7 @@ def maximize(
     *,
     source: Source,
     ascent: Ascent,
-    out: OutFolder = OUT,
-    as_json: AsJson = False,
+    place: Place,
 ) -> None:
     """Find the image that a class, a channel, a token or a head answers to most: figure, image and film."""
     from vitreous.cli import maximize as command
@@ -222,19 +232,19 @@ def maximize(
     seeds = ascent.seed or [0]
     options = {**asdict(ascent), "seed": seeds if len(seeds) > 1 else seeds[0]}
     with source.limited():
-        command.run(units=unit, load=source.load, options=options, out=out, as_json=as_json)
+        command.run(units=unit, load=source.load, options=options, place=place)
 
 
 @app.command()
+@grouped
 def report(
     path: Annotated[Path, typer.Argument(help="A study's folder, or the --out it was written to.", metavar="STUDY")],
-    out: OutIfAny = None,
-    as_json: AsJson = False,
+    place: PlaceIfAny,
 ) -> None:
     """Say what a study tells, and write it as a page with figures; without --out into the study's own folder."""
     from vitreous.cli import report as command
 
-    command.run(path, out, as_json)
+    command.run(path, place.out, place.overwrite, place.as_json)
 
 
 @app.command()
@@ -316,6 +326,17 @@ def models(
         from vitreous.cli import check as command
 
         command.run(Backbone(check, weights, img_size, device=device), methods, as_json)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A figure, .npz or .json file that vitreous wrote.", metavar="FILE")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what made a result: weights, image, method, options, target and versions, as the file itself tells."""
+    from vitreous.cli import show as command
+
+    command.run(file, as_json)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import typer
 from vitreous._support.progress import show_progress
 from vitreous._support.statistics import Summary
 from vitreous.cli.arguments import Choice, Settings
+from vitreous.cli.places import placed_folder
 from vitreous.cli.results import SHOWN, check_out
 from vitreous.evaluation.leaderboard import Leaderboard
 from vitreous.evaluation.plan import make_plan
-from vitreous.evaluation.report.files import Log, told
+from vitreous.evaluation.report.files import WRITTEN, Log, identity, told
 from vitreous.images.dataset import read_data
 from vitreous.models.model import Model
 from vitreous.plot.colour import is_control
@@ -36,21 +38,37 @@ def run(
     settings: Settings,
     choice: Choice,
     out: Path,
+    overwrite: bool,
     as_json: bool,
 ) -> None:
     check_out(out)
     found = read_data(data, masks).take(choice.limit, choice.sample, choice.seed)
     plan = make_plan(methods, metrics, settings, found, target, choice.seed)
     board = Leaderboard(load(), found, plan)
-    try:
-        with show_progress(False if as_json else None):
-            board.run(Log(board, out))
-    except BaseException:
-        if board.done.any():
-            tell(board, board.save(out), as_json)
-        raise
-    tell(board, board.save(out), as_json)
+    with placed_folder(out, "leaderboard", WRITTEN, identity(board), overwrite) as (folder, note):
+        board.plan = replace(plan, notes=(*plan.notes, *note))
+        complete, log = is_finished(folder), Log(board, folder)
+        try:
+            with show_progress(False if as_json else None):
+                board.run(log)
+        except BaseException:
+            if complete:
+                log.drop()
+                said = f"note: stopped; {folder / WRITTEN[0]} is this evaluation, finished before, and stays"
+                typer.secho(said, err=True, fg="yellow")
+            elif board.done.any():
+                tell(board, board.save(folder), as_json)
+            raise
+        tell(board, board.save(folder), as_json)
     raise typer.Exit(0 if measured(board) else 2)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a finished leaderboard is there already."""
+    try:
+        return bool(json.loads((folder / WRITTEN[0]).read_text(encoding="utf-8")).get("finished"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def measured(board: Leaderboard) -> bool:

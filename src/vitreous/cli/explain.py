@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,8 +12,10 @@ from typing import Any
 import typer
 
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, Views, attribute_all, plain, save_arrays
+from vitreous.attribution import Attribution, attribute_all
 from vitreous.cli.arguments import Settings, pick_methods
+from vitreous.cli.explained import Explanation, Form, Grid, Writer
+from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -22,33 +23,28 @@ from vitreous.cli.results import (
     Summary,
     check_out,
     find_pictures,
-    result_files,
+    named_file,
     tell_notes,
-    unique_names,
     work_through,
 )
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
-from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.registry import Method
 from vitreous.trace.apply import images_at_once
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import Top
 from vitreous.trace.trace import Trace
-
-Grid = list[list[Attribution | None]]  # targets × methods
+from vitreous.trace.views import Views
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The methods, their options and where to write."""
+    """The methods and their options."""
 
     methods: list[Method]  # empty: the default, which depends on the model
     everything: bool  # --method all: methods that do not work on this model are skipped
     values: dict[str, dict[str, Any]]
-    out: Path
-    cells: bool
 
 
 def run(
@@ -58,16 +54,21 @@ def run(
     methods: str | None,
     target: str | None,
     settings: Settings,
+    limit: int | None,
     out: Path,
+    formats: tuple[str, ...],
+    overwrite: bool,
     cells: bool,
     as_json: bool,
 ) -> None:
-    plan = make_plan(methods, settings, out, cells)
-    files, named = find_pictures(sources, out)
+    plan, found = make_plan(methods, settings), find_pictures(sources, limit)
+    folder, found, kinds = named_file(out, found, formats)
+    check_out(folder)
+    if folder != out and NUMBERS in formats:
+        kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
     model = load()
     targets = None if target is None else split_targets(target, model)
-    names = unique_names(files, out)
-    summary = Summary(model.name, out, named, channels=model.channels)
+    summary = Summary.of(model, folder, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
@@ -86,16 +87,21 @@ def run(
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
             heads = row_heads(trace, targets, i) if aimed else []
-            summary.done.append(write(rows, heads, best(trace, i), file, names[file], plan))
+            writer.add(Explanation(file, rows, heads, best(trace, i)), found.names[file])
 
-    work_through(files, summary, size, work, lambda: report(summary, as_json), as_json)
+    def stopped() -> None:
+        writer.stop()
+        report(summary, writer, as_json)
+
+    with Writer(summary, Form(kinds, overwrite, cells, indexed=folder == out)) as writer:
+        work_through(found.files, summary, size, work, stopped, as_json, writer.finish)
     if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
-    report(summary, as_json)
+    report(summary, writer, as_json)
     raise typer.Exit(summary.code)
 
 
-def make_plan(methods: str | None, settings: Settings, out: Path, cells: bool) -> Plan:
+def make_plan(methods: str | None, settings: Settings) -> Plan:
     chosen, everything = ([], False) if methods is None else pick_methods(methods)
     values = {m.name: m.check(settings.get(m.name, {})) for m in chosen}
     for name in settings:
@@ -104,8 +110,7 @@ def make_plan(methods: str | None, settings: Settings, out: Path, cells: bool) -
                 f"not among the chosen methods (--method {methods})" if chosen else f"not chosen: add --method {name}"
             )
             raise OptionError(f"--set {name}.…: {name} is {told}")
-    check_out(out)
-    return Plan(chosen, everything, values, out, cells)
+    return Plan(chosen, everything, values)
 
 
 def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Views, summary: Summary) -> Grid:
@@ -179,81 +184,43 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
     return [{what[0]: number, "label": model.label(number), what[1]: share} for number, share in found]
 
 
-# -------------------------------------------------------------------------------------------------------- writing files
-
-
-def write(rows: Grid, heads: list[str], top: list[dict[str, Any]], file: Path, name: str, plan: Plan) -> dict[str, Any]:
-    """Write the raw maps and the figure of one image, each atomically."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-    png, npz = result_files(plan.out, name)
-    maps = {key(one): one for row in rows for one in row if one is not None}
-    arrays: dict[str, Any] = {k: one.map[0].cpu().numpy() for k, one in maps.items()}
-    save_arrays(npz, {**arrays, "provenance": json.dumps({k: one.provenance for k, one in maps.items()})})
-    values = any("value" in entry for entry in top)
-    bars = [(entry["label"], entry["value" if values else "probability"]) for entry in top]
-    save_figure(explanation_figure(rows, top=bars, rows=heads, cells=plan.cells, values=values), png)
-    ranges = {k: {"min": number(v.min()), "max": number(v.max())} for k, v in arrays.items()}
-    notes = {k: told(one) for k, one in maps.items() if told(one)}
-    return {"image": str(file), "figure": str(png), "maps": str(npz), "top": top, "range": ranges, "notes": notes}
-
-
-def told(one: Attribution) -> dict[str, Any]:
-    """The notes of a method for one image, as far as they are words or numbers, or a list of numbers."""
-    notes = {name: values[0] for name, values in plain(one.notes).items() if isinstance(values, list) and values}
-    return {name: finite(value) for name, value in notes.items() if is_short(value)}
-
-
-def is_short(value: Any) -> bool:
-    """Whether this is a word, a number or a list of numbers."""
-    if isinstance(value, list):
-        return all(isinstance(item, int | float) for item in value)
-    return isinstance(value, bool | int | float | str)
-
-
-def finite(value: Any) -> Any:
-    """The same with None in place of NaN."""
-    if isinstance(value, list):
-        return list(map(finite, value))
-    return number(value) if isinstance(value, float) else value
-
-
-def number(value: Any) -> float | None:
-    """None in place of NaN, which JSON does not have."""
-    return float(value) if math.isfinite(value) else None
-
-
-def key(one: Attribution) -> str:
-    """The name of a map in the .npz file: the method, with its target if it has one."""
-    return one.method if one.target is None else f"{one.method}@{one.target}"
-
-
 # ----------------------------------------------------------------------------------------------------- printing results
 
 
-def report(summary: Summary, as_json: bool) -> None:
+def report(summary: Summary, writer: Writer, as_json: bool) -> None:
     """Print the best classes, the files written and what failed."""
     if as_json:
         shown = {"model": summary.model, "methods": list(summary.methods), "images": summary.done}
-        typer.echo(json.dumps({**shown, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
+        files = {kind: str(file) for file in writer.files for kind in ("index", "summary") if file.stem.endswith(kind)}
+        typer.echo(json.dumps({**shown, **files, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
     elif summary.done:
-        show_done(summary)
+        show_done(summary, writer)
     tell_notes(summary, as_json)
 
 
-def show_done(summary: Summary) -> None:
+def show_done(summary: Summary, writer: Writer) -> None:
     """Print one line per image, or two if paths are long, so that no path is broken."""
-    width = max(len(entry["figure"]) for entry in summary.done[:SHOWN])
-    for entry in summary.done[:SHOWN]:
-        figure, said = entry["figure"], seen(entry)
-        typer.echo(f"{figure:<{width}}  {said}" if width <= 40 else f"{figure}\n    {said}")
+    shown = [(first_file(entry), entry) for entry in summary.done[:SHOWN]]
+    width = max(len(file) for file, _ in shown)
+    for file, entry in shown:
+        said = seen(entry)
+        typer.echo(f"{file:<{width}}  {said}" if width <= 40 else f"{file}\n    {said}")
         for name, notes in entry["notes"].items():
             typer.echo(f"    {name}: {', '.join(f'{key} {short(value)}' for key, value in notes.items())}")
     if len(summary.done) > SHOWN:
         typer.echo(f"… and {len(summary.done) - SHOWN} more in {summary.out}")
     count, failed = len(summary.done), len(summary.failed)
     pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
-    maps = "; raw maps: the .npz beside each figure" if count > 1 else f"; raw maps: {summary.done[0]['maps']}"
+    where = "the .npz beside each figure" if count > 1 else summary.done[0].get("maps")
+    maps = f"; raw maps: {where}" if {"maps", "figure"} <= set(summary.done[0]) else ""
     typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
+    if writer.held > 1 and writer.files:
+        typer.echo(f"all {writer.held} results of this folder: {writer.files[0]}")
+
+
+def first_file(entry: dict[str, Any]) -> str:
+    """The figure of an image; without one its maps, or the image itself."""
+    return str(entry.get("figure", entry.get("maps", entry["image"])))
 
 
 def short(value: Any) -> str:

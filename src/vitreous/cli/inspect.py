@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import OUT, AsJson, Cells, Images, OutFolder, Source, SourceOfHead, grouped
+from vitreous.cli.arguments import Cells, Images, PlaceOfImages, Source, SourceOfHead, grouped
+from vitreous.cli.formats import NUMBERS
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
@@ -21,23 +20,11 @@ if TYPE_CHECKING:
     from vitreous.inspect import View
     from vitreous.models.model import Model
 
-FORMATS = ("png", "svg")
-
 app = typer.Typer(help="Look inside a model: heads, layers, queries and keys, who reads whom, outlier tokens.")
 
-Format = Annotated[str, typer.Option("--format", help="Format of the figure: png or svg.")]
 SameScale = Annotated[bool, typer.Option("--same-scale", help="One colour scale for all maps.")]
 OneLayer = Annotated[str, typer.Option("--layer", "-l", help="Layer from 0, or from the end by -1, -2, …; or all.")]
 Fused = Annotated[str, typer.Option("--heads", help="How the heads of a layer become one: mean, min or max.")]
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder and the format of the results."""
-
-    out: OutFolder = OUT
-    format: Format = "png"
-    as_json: AsJson = False
 
 
 @app.command()
@@ -49,7 +36,7 @@ def heads(
     layers: Annotated[str | None, typer.Option("--layers", help="Show only these layers: 0-5, or 0,4,-1.")] = None,
     same_scale: SameScale = False,
     cells: Cells = False,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show every head of every layer: where the read-out looks."""
     chosen = None if layers is None else parse_numbers("--layers", layers)
@@ -73,7 +60,7 @@ def layers(
     bare: Annotated[bool, typer.Option("--bare", help="Draw the maps without the image under them.")] = False,
     same_scale: SameScale = False,
     cells: Cells = False,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show a map for each layer, and all layers as one: mean, min, max, rollout."""
 
@@ -106,7 +93,7 @@ def qk(
         bool, typer.Option("--centred", help="Subtract the mean from the keys, as a softmax does.")
     ] = False,
     smooth: Annotated[bool, typer.Option("--smooth", help="Show smooth maps, not the true patches.")] = False,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show queries and keys of a head as images, its channels ranked, and how information flows in them."""
     chosen = None if channels is None else parse_numbers("--channels", channels)
@@ -145,7 +132,7 @@ def flow(
     layer: OneLayer = "-1",
     head: Annotated[str, typer.Option("--head", help="Attention head from 0; or mean.")] = "mean",
     cells: Cells = False,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show what a patch reads, and who reads it."""
     row = None if patch == "readout" else parse_pair("--patch", patch)
@@ -173,7 +160,7 @@ def discard(
     steps: Annotated[int, typer.Option(help="Number of shares, from 0 on.", min=2, max=100)] = 20,
     residual: Annotated[float, typer.Option(help="Weight of the skip connection.", min=0.0, max=1.0)] = 0.5,
     cells: Cells = False,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show rollout while more and more of the smallest attentions are discarded: an animation and a sheet."""
     ratios = [most * i / (steps - 1) for i in range(steps)]
@@ -199,7 +186,7 @@ def registers(
     ] = "most",
     units: Annotated[int, typer.Option(help="Units to list.")] = 20,
     cells: Cells = False,
-    place: Place,
+    place: PlaceOfImages,
 ) -> None:
     """Show outlier tokens, the attention that they take, and the MLP units behind them; all images together."""
     number = None if layer == "most" else parse_whole("--layer", layer)
@@ -218,39 +205,46 @@ def registers(
 Look = Callable[["Model", Any], tuple["View", "Figure"]]
 
 
-def run(sources: list[str], source: Source, place: Place, name: str, look: Look, *, together: bool = False) -> None:
+def run(
+    sources: list[str], source: Source, place: PlaceOfImages, name: str, look: Look, *, together: bool = False
+) -> None:
     """Compute, write and report one view of each image, or one of all."""
-    from vitreous.cli.results import Batch, Summary, check_out, find_pictures, unique_names, work_through
+    from vitreous.cli.results import Batch, Summary, check_out, find_pictures, work_through
 
-    if place.format not in FORMATS:
-        raise OptionError(f"--format {place.format}: give png or svg")
+    formats = place.formats
     check_out(place.out)
-    files, named = find_pictures(sources, place.out)
+    found = find_pictures(sources, place.limit)
     net = source.load()
-    names = unique_names(files, place.out, f".{name}")
-    summary = Summary(net.name, place.out, named, channels=net.channels)
+    summary = Summary.of(net, place.out, found)
 
     def work(batch: Batch) -> None:
         for file, picture in batch[:1] if together else batch:
             seen, figure = look(net, [one for _, one in batch] if together else picture)
-            summary.done.append(write(seen, figure, file, names[file], place))
+            written = write(seen, figure, found.names[file], formats, place.overwrite, summary)
+            summary.done.append({"image": str(file), **written, "said": seen.said, **seen.details})
 
     with source.limited():
-        size = max(1, len(files)) if together else 1
-        work_through(files, summary, size, work, lambda: report(summary, name, place.as_json), place.as_json)
+        size = max(1, len(found.files)) if together else 1
+        work_through(found.files, summary, size, work, lambda: report(summary, name, place.as_json), place.as_json)
     report(summary, name, place.as_json)
     raise typer.Exit(summary.code)
 
 
-def write(view: View, figure: Figure, file: Path, name: str, place: Place) -> dict[str, Any]:
-    """Write the arrays and the figure of one image, each atomically."""
-    start = place.out / f"{name}.{view.name}"
-    told = {"image": str(file), "figure": f"{start}.{place.format}", "numbers": f"{start}.npz", "said": view.said}
-    view.save(told["numbers"])
-    view.save(told["figure"], figure)
-    if view.moves:
-        told["animation"] = str(view.save(f"{start}.gif"))
-    return {**told, **view.details}
+def write(
+    view: View, figure: Figure, name: str, formats: tuple[str, ...], overwrite: bool, summary: Summary
+) -> dict[str, str]:
+    """Write the arrays and the figure of one image, each atomically; returns the files by what they are."""
+    from vitreous.cli.results import placed
+
+    kinds = (*formats, "gif") if view.moves and formats else formats
+    endings = [f".{view.name}.{kind}" for kind in kinds]
+    files: dict[str, str] = {}
+    with placed(summary, name, endings, view.mark["identity"], overwrite) as found:
+        for kind, ending in zip(kinds, endings):
+            what = {NUMBERS: "numbers", "gif": "animation"}.get(kind, "figure")
+            path = view.save(summary.out / f"{found}{ending}", figure if what == "figure" else None)
+            files.setdefault(what, str(path))
+    return files
 
 
 # ----------------------------------------------------------------------------------------------------- printing results

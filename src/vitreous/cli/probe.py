@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import BATCH, AsJson, Backbone, ClassFolders, OutFile, Seed, Source, grouped
+from vitreous.cli.arguments import (
+    BATCH,
+    AsJson,
+    Backbone,
+    OutFile,
+    ProbeFile,
+    Replace,
+    Seed,
+    Source,
+    grouped,
+)
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
+    from vitreous.images.class_folders import ImageFolder
     from vitreous.models.probe.evaluate import Evaluation
     from vitreous.models.probe.progress import Progress
     from vitreous.models.probe.train import Report
@@ -24,6 +36,8 @@ if TYPE_CHECKING:
 OUT = Path("probe.safetensors")
 SHOWN = 10  # skipped images that are listed
 FEW = 100  # steps of Adam
+CLASSES = typer.Argument(help="A folder with one sub-folder of images for each class.", metavar="DATA")
+LimitOfClass = Annotated[int | None, typer.Option("--limit", help="Use only the first N images of each class.", min=1)]
 
 app = typer.Typer(help="Train a linear classifier for classes of your own, and measure it.")
 
@@ -31,7 +45,7 @@ app = typer.Typer(help="Train a linear classifier for classes of your own, and m
 @app.command()
 @grouped
 def train(
-    data: ClassFolders,
+    data: Annotated[Path, CLASSES],
     *,
     backbone: Backbone,
     epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 10,
@@ -43,22 +57,31 @@ def train(
         bool, typer.Option(help="Use random crops and mirroring; without, each image runs once.")
     ] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an interrupted run.")] = False,
+    limit: LimitOfClass = None,
     seed: Seed = 0,
     batch: Annotated[int, BATCH] = 128,
     out: OutFile = OUT,
+    overwrite: Replace = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a linear classifier for the classes of a folder. An interrupted run goes on where it was."""
+    """Train a linear classifier for the classes of a folder. An interrupted run goes on where it was.
+
+    Another probe in the same file is not replaced, unless --overwrite is given.
+    """
+    from vitreous.cli.places import reserved
     from vitreous.images.class_folders import open_folder
+    from vitreous.models.fingerprint import fingerprint
     from vitreous.models.probe.resume import unfinished
     from vitreous.models.probe.train import train as train_probe
 
     if backbone.weights == "random":
         raise OptionError("--weights random: random weights differ on every load, so the probe could not be used again")
-    open_folder(data)  # raises before a model is loaded if the folder is wrong
+    folder = open_folder(data, limit=limit)  # raises before a model is loaded if the folder is wrong
     network = backbone.load()
+    told = {"epochs": epochs, "batch": batch, "lr": lr, "validation": validation, "augment": augment, "seed": seed}
+    refuse_other(out, overwrite, fingerprint(network), {**told, "images": folder.digest})
     try:
-        with bar(hidden=as_json) as show:
+        with reserved(out), bar(hidden=as_json) as show:
             report = train_probe(
                 network,
                 data,
@@ -69,6 +92,7 @@ def train(
                 validation=validation,
                 augment=augment,
                 seed=seed,
+                limit=limit,
                 resume=not fresh,
                 progress=show,
             )
@@ -78,16 +102,34 @@ def train(
         raise
     given = {"--model": backbone.model, "--weights": backbone.weights, "--img-size": backbone.img_size}
     given |= {"--channels": backbone.bands, "--probe": str(out)}
-    tell_trained(report, [word for pair in given.items() if pair[1] is not None for word in pair if word], as_json)
+    use = [word for pair in given.items() if pair[1] is not None for word in pair if word]
+    tell_trained(report, use, notes_of(folder, as_json), as_json)
+
+
+def refuse_other(out: Path, overwrite: bool, backbone: str, told: dict[str, Any]) -> None:
+    """Raise if there is a probe in this file that was trained otherwise, or anything else."""
+    from vitreous.errors import InputError, WeightsError
+    from vitreous.models.probe.attach import load_probe
+
+    if not os.path.lexists(out) or out.is_dir():
+        return
+    try:
+        before = load_probe(out)
+    except WeightsError:
+        raise InputError(f"{out}: is there and is not a probe; give another --out") from None
+    if not overwrite and (before.fingerprint, before.options) != (backbone, told):
+        what = f"{len(before.classes)} classes on {before.backbone}, trained otherwise or on other images"
+        raise InputError(f"{out}: holds another probe ({what}); give another --out, or --overwrite")
 
 
 @app.command("eval")
 @grouped
 def evaluate(
-    file: Annotated[Path, typer.Argument(help="A file of vitreous probe train.", metavar="PROBE")],
-    data: ClassFolders,
+    data: Annotated[list[Path], CLASSES],
     *,
     backbone: Backbone,
+    probe: ProbeFile = None,
+    limit: LimitOfClass = None,
     batch: Annotated[int, BATCH] = 128,
     as_json: AsJson = False,
 ) -> None:
@@ -96,11 +138,23 @@ def evaluate(
     from vitreous.models.probe.attach import load_probe
     from vitreous.models.probe.evaluate import evaluate as measure
 
-    open_folder(data, load_probe(file).classes)
-    probed = Source(**asdict(backbone), probe=file).load()
+    if probe is None and len(data) == 2:  # as it was written before there was --probe
+        probe, data = data[0], data[1:]
+    if probe is None or len(data) != 1:
+        raise OptionError("give one folder of classes, and the probe with --probe FILE")
+    folder = open_folder(data[0], load_probe(probe).classes, limit)
+    probed = Source(**asdict(backbone), probe=probe).load()
     with bar(hidden=as_json) as show:
-        found = measure(probed, data, batch=batch, progress=show)
-    tell_measured(found, as_json)
+        found = measure(probed, data[0], batch=batch, limit=limit, progress=show)
+    tell_measured(found, notes_of(folder, as_json), as_json)
+
+
+def notes_of(folder: ImageFolder, quiet: bool) -> list[str]:
+    """What is to be said of a folder; said at once, or for JSON by the caller."""
+    notes = [] if folder.note is None else [folder.note]
+    for note in () if quiet else notes:
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+    return notes
 
 
 @contextmanager
@@ -133,10 +187,10 @@ def said(at: Progress) -> str:
     return loss + ("" if at.accuracy is None else f"accuracy {at.accuracy:.1%}")
 
 
-def tell_trained(report: Report, use: list[str], as_json: bool) -> None:
+def tell_trained(report: Report, use: list[str], notes: list[str], as_json: bool) -> None:
     """Print the file written, its accuracy and how to use it."""
     if as_json:
-        told = {**asdict(report), "out": str(report.out), "skipped": as_list(report.skipped)}
+        told = {**asdict(report), "out": str(report.out), "skipped": as_list(report.skipped), "notes": notes}
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         typer.echo(
@@ -151,10 +205,10 @@ def tell_trained(report: Report, use: list[str], as_json: bool) -> None:
     tell_skipped(report.skipped)
 
 
-def tell_measured(found: Evaluation, as_json: bool) -> None:
+def tell_measured(found: Evaluation, notes: list[str], as_json: bool) -> None:
     if as_json:
         classes = [{**asdict(score), "accuracy": score.accuracy} for score in found.classes]
-        told = {**asdict(found), "classes": classes, "skipped": as_list(found.skipped)}
+        told = {**asdict(found), "classes": classes, "skipped": as_list(found.skipped), "notes": notes}
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         show_table(found)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from vitreous.evaluation.report.study import as_json, write_report
+from vitreous.cli.places import placed_folder
+from vitreous.cli.results import check_out
+from vitreous.evaluation.report.study import WRITTEN, as_json, identity, write_report
 from vitreous.evaluation.study.findings import Findings, Table
 from vitreous.evaluation.study.read import Study, open_study
 
@@ -16,18 +20,26 @@ SENTENCES = 12  # of each model, on the terminal
 FAILURES = 10
 
 
-def run(path: Path, out: Path | None, quiet: bool) -> None:
-    raise typer.Exit(tell(open_study(path), out, quiet))
+def run(path: Path, out: Path | None, overwrite: bool, quiet: bool) -> None:
+    study = open_study(path)
+    if out is None or os.path.abspath(out) == os.path.abspath(study.folder):
+        raise typer.Exit(tell(study, None, quiet))
+    check_out(out)
+    with placed_folder(out, "report", WRITTEN, identity(study), overwrite) as (folder, notes):
+        code = tell(study, folder, quiet, notes)
+    for note in () if quiet else notes:
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+    raise typer.Exit(code)
 
 
-def tell(study: Study, out: Path | None, quiet: bool) -> int:
-    """Write the report and print its findings; return exit code 2 if nothing could be computed."""
+def tell(study: Study, out: Path | None, quiet: bool, notes: Sequence[str] = ()) -> int:
+    """Write the report and print its findings, for programs with `notes`; return exit code 2 if nothing is computed."""
     found = study.findings()
     files = write_report(study, out, found)
     counts = study.counts()
     done = sum(good for good, _ in counts.values())
     if quiet:
-        told = {**as_json(study, found), "folder": str(study.folder), "report": str(files[-1])}
+        told = {**as_json(study, found), "folder": str(study.folder), "report": str(files[-1]), "notes": [*notes]}
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         show(study, found)

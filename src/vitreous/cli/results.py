@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from vitreous._support.files import FIGURES
 from vitreous._support.memory import in_batches
 from vitreous._support.progress import show_progress, steps
+from vitreous.cli.places import MOVED, place, release, release_all
 from vitreous.errors import InputError
-from vitreous.images import pictures
+from vitreous.images import listing, pictures
+from vitreous.models.model import Model
 
 BATCH = 8
+FILES = {*FIGURES, ".npz"}  # endings of the file that --out may name
 SHOWN = 20  # images listed in the summary
-ANIMATION = ".discard.gif"
 Batch = list[tuple[Path, pictures.Picture]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The images that a command reads."""
+
+    files: list[Path]
+    named: set[str]  # the paths that were named one by one
+    names: dict[Path, str]  # of the results
+    notes: list[str]
 
 
 @dataclass
@@ -36,6 +49,20 @@ class Summary:
     failed: list[dict[str, str]] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
     channels: int = 3  # that the model takes
+    moved: list[tuple[Path, Path]] = field(default_factory=list)  # results whose name was taken, and their new one
+    taken: set[str] = field(default_factory=set)  # names that this run has used
+
+    @classmethod
+    def of(cls, model: Model, out: Path, found: Found) -> Summary:
+        return cls(model.name, out, found.named, notes=dict.fromkeys(found.notes), channels=model.channels)
+
+    def tell_moved(self, wanted: Path, found: Path) -> None:
+        """Note that a result has a new name: one note for all of them."""
+        self.moved.append((wanted, found))
+        self.notes = {note: None for note in self.notes if not note.endswith(MOVED)}
+        (first, new), others = self.moved[0], len(self.moved) - 1
+        more = f", and {others} more have new names" if others else ""
+        self.notes[f"{first} is something else and stays; the new result is {new}{more}{MOVED}"] = None
 
     def is_named(self, image: str) -> bool:
         """Whether this image was named on the command line, rather than found in a folder."""
@@ -47,17 +74,32 @@ class Summary:
 
 
 def check_out(out: Path) -> None:
-    """Raise if this path cannot be a folder."""
+    """Raise if this path cannot be a folder of results."""
+    if out.suffix.lower() in FILES and not out.exists():
+        raise InputError(f"--out {out}: is the name of a file; give a folder, as there are several files to write")
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise InputError(f"--out {out}: {folder} is a file, not a folder")
 
 
-def find_pictures(sources: list[str], out: Path) -> tuple[list[Path], set[str]]:
-    """The image files to read, without the results of earlier runs, and the paths that were named one by one."""
+def named_file(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path, Found, tuple[str, ...]]:
+    """The folder, the names and the kinds of files of the results: --out may also name the only file of one image."""
+    if out.suffix.lower() not in FILES or out.is_dir():
+        return out, found, formats
+    if len(found.files) != 1:
+        raise InputError(
+            f"--out {out}: is the name of one file, but there are {len(found.files)} images; give a folder"
+        )
+    check_out(out.parent)
+    return out.parent, replace(found, names={found.files[0]: out.stem}), (out.suffix.lower().removeprefix("."),)
+
+
+def find_pictures(sources: Sequence[str], limit: int | None = None) -> Found:
+    """The images to read, without what vitreous wrote, and how their results are called."""
+    listed = listing.look(*sources)
+    files = list(listed.files[:limit])
     named = {os.path.abspath(source) for source in sources}
-    files = [file for file in pictures.find(*sources) if os.path.abspath(file) in named or not is_result(file, out)]
-    return files, named
+    return Found(files, named, relative_names(files, sources), [] if listed.note is None else [listed.note])
 
 
 def read_batches(files: list[Path], summary: Summary, size: int = BATCH) -> Iterator[Batch]:
@@ -86,61 +128,61 @@ def work_through(
     work: Callable[[Batch], None],
     report: Callable[[], None],
     quiet: bool,
+    finish: Callable[[], None] = lambda: None,
 ) -> None:
-    """Process the images in batches; on an interrupt, report what was finished."""
+    """Process the images in batches, then `finish`; on an interrupt, report what was finished."""
     with show_progress(False if quiet else None):
         try:
             for batch in steps(read_batches(files, summary, size), len(files), "images", len):
                 in_batches(partial(on_part, work, batch), len(batch), len(batch))
+            finish()
         except KeyboardInterrupt:
             report()
             raise
+        finally:
+            release_all()
 
 
 def on_part(work: Callable[[Batch], None], batch: Batch, part: slice) -> None:
     work(batch[part])
 
 
-def result_files(out: Path, name: str) -> tuple[Path, Path]:
-    return out / f"{name}.png", out / f"{name}.npz"
+def relative_names(files: Sequence[Path], sources: Sequence[str | Path]) -> dict[Path, str]:
+    """The name of each image's results: its path below the folder, or the fixed part of the pattern, that was named.
 
-
-def is_result(file: Path, out: Path) -> bool:
-    """Whether this is a figure or an animation of an earlier run, recognised by the raw maps beside it."""
-    figure, maps = result_files(out, file.stem)
-    if file.name.endswith(ANIMATION):
-        figure = out / file.name
-    return os.path.abspath(file) == os.path.abspath(figure) and maps.is_file()
-
-
-def unique_names(files: list[Path], out: Path, ending: str = "") -> dict[Path, str]:
-    """The name of each image's results: its stem, with as much of its path as makes it unique.
-
-    Only earlier results are overwritten, never an image or another file. `ending`: the suffix added to each name.
+    Without the ending and with / between folders: album/cat. An image that was named itself has its stem. The name
+    depends on nothing else, so two images may have the same one: `place` tells them apart.
     """
-    names: dict[Path, str] = {}
-    levels = [Counter(map(str.lower, level)) for level in zip_longest(*map(spellings, files), fillvalue="")]
-    taken = {os.path.abspath(file).lower() for file in files}
+    named = {os.path.abspath(source) for source in sources}
+    roots = {os.path.abspath(fixed_part(source)): number for number, source in reversed([*enumerate(sources)])}
+    names = {}
     for file in files:
-        distinct = [name for name, level in zip(spellings(file), levels) if level[name.lower()] == 1]
-        for name in chain(distinct, (f"{short(file.stem)}_{i}" for i in range(2, 10 + len(files)))):
-            figure, maps = result_files(out, name + ending)
-            place, beside = (os.path.abspath(path).lower() for path in (figure, maps))
-            if place not in taken and beside not in taken and (maps.is_file() or not figure.exists()):
-                taken.add(place)
-                names[file] = name
-                break
-        else:
-            raise InputError(f"--out {out}: every name for the results of {file} is taken; give an empty folder")
+        place = Path(os.path.abspath(file))
+        above = [parent for parent in place.parents if str(parent) in roots and str(place) not in named]
+        root = min(above, key=lambda parent: roots[str(parent)], default=place.parent)
+        names[file] = "/".join(map(short, place.relative_to(root).with_suffix("").parts))
     return names
 
 
-def spellings(file: Path) -> list[str]:
-    """cat, cat_jpg, album_cat, album_cat_jpg, holidays_album_cat, …"""
-    folders = [part for part in file.parts[:-1] if part not in (file.anchor, "..", ".")]
-    starts = ["_".join([*folders[start:], ""]) for start in range(len(folders), -1, -1)]
-    ending = file.suffix.replace(".", "_")
-    return [short(f"{start}{file.stem}{end}") for start in starts for end in ("", ending)]
+def fixed_part(source: str | Path) -> Path:
+    """A folder as it is, and of a pattern the folders before its first wildcard."""
+    path = Path(source)
+    if os.path.lexists(path):
+        return path
+    parts = [*takewhile(lambda part: not any(c in part for c in "*?["), path.parts)]
+    return Path(*parts) if len(parts) < len(path.parts) else path
+
+
+@contextmanager
+def placed(summary: Summary, name: str, suffixes: Sequence[str], identity: str, overwrite: bool) -> Iterator[str]:
+    """The name under which the files of one image are to be written meanwhile; another than `name` is noted."""
+    found = place(summary.out, name, suffixes, identity, overwrite, summary.taken)
+    if found != name:
+        summary.tell_moved(*(summary.out / f"{one}{suffixes[0]}" for one in (name, found)))
+    try:
+        yield found
+    finally:
+        release(summary.out, found, suffixes)
 
 
 def short(name: str, most: int = 180) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -167,7 +168,7 @@ def run(
 
     check_out(engine.out)
     compute, far = pick_engine(engine.engine), engine.engine == "ray"
-    found = read_data(data, masks).take(engine.limit, engine.sample, engine.seed)
+    found = read_data(data, masks).take(engine.limit, engine.sample, engine.seed).stamped()
     with limit_memory(sources.memory):
         planned, model = plan(
             make_kind(kind, methods, metrics, settings, found, engine.seed),
@@ -182,7 +183,7 @@ def run(
         near = {"workers": engine.workers, "device": sources.device, "loaded": model}
         cluster = {"workers": engine.workers, "address": engine.address, "gpus": engine.gpus}
         study = carry_out(planned, engine, compute, cluster if far else near)
-        raise typer.Exit(tell(study, None, engine.as_json))
+        raise typer.Exit(tell(study, None, engine.as_json, planned.notes))
 
 
 def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]) -> Any:
@@ -195,7 +196,7 @@ def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]
             said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
             typer.secho(said, err=True, dim=True)
 
-    for note in planned.notes:
+    for note in () if engine.as_json else planned.notes:
         typer.secho(f"note: {note}", err=True, fg="yellow")
     try:
         with nullcontext() if engine.as_json else show_progress():
@@ -213,7 +214,9 @@ def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
     if not (folder / MANIFEST).is_file():
         return
     store = find_store(folder)
-    remedy = "" if isinstance(error, KeyboardInterrupt) else "free some space, then "
+    remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, then ")
+    remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable, then ")
+    remedy = remedies.get(error.errno or 0, "") if isinstance(error, OSError) else ""
     count = f"{len(store.done())} of {store.manifest['shards']} shards"
     typer.secho(
         f"stopped: {count} are in {folder}; {remedy}run the same command again to resume",

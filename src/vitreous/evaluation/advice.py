@@ -6,18 +6,21 @@ Every contender is measured by one faithfulness metric beside the random control
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from vitreous._support.statistics import FEW, Summary, intervals
+from vitreous._support.statistics import FEW, Summary, intervals, mean_of
+from vitreous._support.words import count_of
 from vitreous.errors import OptionError
+from vitreous.evaluation.estimate import Estimate, estimated
 from vitreous.evaluation.leaderboard import Leaderboard
 from vitreous.evaluation.plan import CONTROLS, configured, spelled
 from vitreous.evaluation.results import Asked, Plan
+from vitreous.evaluation.stages import Searched, plan_stages, search
 from vitreous.images.dataset import Data, read_data
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, METRICS, ConfiguredMethod, Metric
@@ -38,15 +41,27 @@ class Contender:
     gain_low: float
     gain_high: float
     cost: float  # in plain forward passes
+    images: int  # on which it was measured
+    dropped: int | None = None  # the stage after which it was left out, from 1; None: it was measured on all images
 
     @property
     def beats_random(self) -> bool:
         return bool(self.gain_low > 0)
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """The gain of the winner over random on the images that took no part in the choice of the finalists."""
+
+    images: int
+    gain: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """All contenders, the most faithful first, and what follows from that."""
+    """All contenders, the most faithful first, those that were left out behind them, and what follows from that."""
 
     model: str
     metric: str
@@ -56,6 +71,18 @@ class Advice:
     random: float
     equals: tuple[str, ...]  # those that cannot be told from the best on these images
     board: Leaderboard
+    estimate: Estimate
+    fresh: Fresh | None = None  # None after an exhaustive search, which keeps no images apart
+
+    @property
+    def runs(self) -> int:
+        """How often a contender or a control was measured on an image."""
+        return int(self.board.measured.sum())
+
+    @property
+    def finalists(self) -> tuple[Contender, ...]:
+        """The contenders that were measured on all images."""
+        return tuple(one for one in self.contenders if one.dropped is None)
 
     @property
     def best(self) -> Contender | None:
@@ -86,6 +113,9 @@ class Advice:
         others = [name for name in self.equals if name != self.best.name]
         if others:
             said.append(f"Not distinguishable from it on these {self.images} images: {', '.join(others)}.")
+        if self.fresh is not None:
+            gain = f"{self.fresh.gain:+.3f} ({self.fresh.low:+.3f} … {self.fresh.high:+.3f})"
+            said.append(f"On the {self.fresh.images} images that only the finalists saw, it gains {gain} over random.")
         cheap = self.cheapest
         if cheap is not None and cheap.cost < 0.8 * self.best.cost:
             said.append(
@@ -96,12 +126,16 @@ class Advice:
             if tried:
                 top = next(one for one in self.contenders if one in tried)
                 worth = "" if top.beats_random else ", not distinguishable from random"
+                worth += "" if top.dropped is None else f", on {count_of(top.images, 'image')}"
                 said.append(f"If you use {method}, take layer {top.options['layer']} ({interval(top)}{worth}).")
+        if len(self.estimate.stages) > 1:
+            told = ", ".join(f"{stage.contenders} on {stage.images}" for stage in self.estimate.stages)
+            said.append(f"Searched in stages: {told} images; {self.runs:,} of {self.estimate.exhaustive_runs:,} runs.")
         return "\n".join(said)
 
 
 def interval(one: Contender) -> str:
-    return f"{one.score:.3f} ({one.low:.3f} … {one.high:.3f})"
+    return f"{one.score:.3f} ({one.low:.3f} … {one.high:.3f})" if np.isfinite(one.low) else f"{one.score:.3f}"
 
 
 def advise(
@@ -112,7 +146,9 @@ def advise(
     methods: Sequence[str | ConfiguredMethod] | None = None,
     target: Any = None,
     thorough: bool = False,
+    exhaustive: bool = False,
     seed: int = 0,
+    before: Callable[[Estimate], None] | None = None,
     after: Callable[[list[int]], None] | None = None,
 ) -> Advice:
     """Find the most faithful method, layer and options for this model on these images.
@@ -120,7 +156,18 @@ def advise(
     `images`: as for the leaderboard. `metric`: a faithfulness metric, with its options as in "srg:of=logit"; None: srg,
     which takes tokens away from both ends. `methods`: only these; each name as it is and with every layer or option
     that is worth a try, and `vitreous.methods.NAME(…)` or "NAME:OPTION=VALUE" with its own options alone. `thorough`:
-    also methods that cost a hundred forward passes and more.
+    also methods that cost a hundred forward passes and more. `before`: called with the estimated cost before it starts.
+
+    The search goes in stages, with at most a fifth of the runs of the `exhaustive` one, which measures every contender
+    on every image: all contenders on a few images, the better ones on more, the last few and the controls on all. Few
+    images, or few contenders, are searched exhaustively. The images are shuffled by `seed`; the same seed gives the
+    same result.
+
+    What the intervals mean: finalists are measured on all images, by the same numbers as in the exhaustive search, so
+    their scores and differences are paired and complete. As there, the images that chose the winner also judge it,
+    which flatters it a little; `Advice.fresh` is its gain on those images alone that had no part in the choice of the
+    finalists. Contenders that were left out are listed with the images that they were measured on; their intervals are
+    those of so few images, and say nothing of the others.
     """
     wrapped = as_model(model)
     data = images if isinstance(images, Data) else read_data(images)
@@ -129,8 +176,14 @@ def advise(
     asked = {name: Asked(one.method, dict(one.values)) for name, one in entered.items()}
     metrics = {judge.label(own): judged_by(judge, own, wrapped)}
     board = Leaderboard(wrapped, data, Plan(asked, metrics, target, seed))
-    board.run(after)
-    return conclude(board, board.summary(), entered)
+    stages = plan_stages(len(entered) - len(CONTROLS), len(data), exhaustive)
+    order = np.random.default_rng(seed).permutation(len(data)).tolist() if len(stages) > 1 else list(range(len(data)))
+    estimate = estimated(board, stages, order, list(entered.values()))
+    if before is not None:
+        before(estimate)
+    (judged,) = metrics.values()
+    sign = -1 if judge.direction(judged.values) == "lower" else 1
+    return conclude(board, entered, estimate, search(board, stages, order, sign, after), sign)
 
 
 def find_judge(given: str | None) -> tuple[Metric, dict[str, Any]]:
@@ -168,31 +221,56 @@ def line_up(model: Model, given: Sequence[str | ConfiguredMethod] | None, thorou
         yield from (declared.configured(**options) for options in (*tried, *declared.tried))
 
 
-def conclude(board: Leaderboard, summary: Summary, entered: Mapping[str, ConfiguredMethod]) -> Advice:
+def conclude(
+    board: Leaderboard, entered: Mapping[str, ConfiguredMethod], estimate: Estimate, searched: Searched, sign: int
+) -> Advice:
     """From the table to an answer."""
-    costs = board.costs()
-    made = []
-    for m, name in enumerate(summary.methods):
-        if np.isnan(summary.mean[m, 0]) or name in CONTROLS:
-            continue
-        cost = costs[name].ratio if name in costs else float("nan")
-        one = entered[name]
-        score, low, high = summary.mean[m, 0], summary.low[m, 0], summary.high[m, 0]
-        gain, gain_low, gain_high = summary.gain[m, 0], summary.gain_low[m, 0], summary.gain_high[m, 0]
-        made.append(Contender(name, one.name, one.options, score, low, high, gain, gain_low, gain_high, cost))
-    made.sort(key=lambda one: -one.gain)
+    summary = board.summary()
+    made = contenders_of(board, summary, entered, searched.dropped)
     control = summary.methods.index(summary.control)
     (metric,) = summary.metrics
-    return Advice(
+    finalists = [one.name for one in made if one.dropped is None]
+    found = Advice(
         board.about.name,
         metric,
         summary.better[0],
         int(board.done.sum()),
         tuple(made),
         float(summary.mean[control, 0]),
-        equals_of(board, [one.name for one in made], -1 if summary.better[0] == "lower" else 1),
+        equals_of(board, finalists, sign),
         board,
+        estimate,
     )
+    if len(estimate.stages) > 1 and finalists:
+        found = replace(found, fresh=fresh_gain(board, finalists[0], searched.fresh, sign))
+    return found
+
+
+def contenders_of(
+    board: Leaderboard, summary: Summary, entered: Mapping[str, ConfiguredMethod], dropped: Mapping[str, int]
+) -> list[Contender]:
+    """Those with a value, the best first; those that were left out come behind, the last ones first."""
+    costs = board.costs()
+    made = []
+    for m, name in enumerate(summary.methods):
+        if np.isnan(summary.mean[m, 0]) or name in CONTROLS:
+            continue
+        cost = costs[name].ratio if name in costs else float("nan")
+        left = dropped[name] + 1 if name in dropped else None
+        one, images = entered[name], int(summary.count[m, 0])
+        score, low, high = (float(table[m, 0]) for table in (summary.mean, summary.low, summary.high))
+        gain, least, most = (float(table[m, 0]) for table in (summary.gain, summary.gain_low, summary.gain_high))
+        made.append(Contender(name, one.name, one.options, score, low, high, gain, least, most, cost, images, left))
+    return sorted(made, key=lambda one: (-np.inf if one.dropped is None else -one.dropped, -one.gain))
+
+
+def fresh_gain(board: Leaderboard, name: str, images: Sequence[int], sign: int) -> Fresh:
+    """The gain over random on some images, with its interval."""
+    kept = [image for image in images if image not in board.skipped]
+    row, control = (board.values[board.methods.index(one), 0, kept] for one in (name, CONTROLS[0]))
+    gains = sign * (row - control)
+    low, high = intervals(gains[None], board.plan.seed)[:, 0]
+    return Fresh(int(np.isfinite(gains).sum()), float(mean_of(gains)), float(low), float(high))
 
 
 def equals_of(board: Leaderboard, ranked: list[str], sign: int) -> tuple[str, ...]:

@@ -160,23 +160,26 @@ class Leaderboard(Board):
         self.pool = pool_of(model, self.data, plan.target)
         self._shown = frozenset(round(i) for i in np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))))
 
-    def run(self, after: After | None = None) -> None:
-        """Measure everything; `after` is called with the images that have new values."""
+    def run(
+        self, after: After | None = None, numbers: Sequence[int] | None = None, names: Sequence[str] | None = None
+    ) -> None:
+        """Measure everything, or these images by these methods; `after` is called with images that have new values."""
+        chosen = list(range(len(self.data))) if numbers is None else list(numbers)
+        rows = range(len(self.methods)) if names is None else [self.methods.index(name) for name in names]
         size = min(images_at_once(self.model), len(self.data))
-        starts = range(0, len(self.data), size)
-        groups = [list(range(start, min(start + size, len(self.data)))) for start in starts]
+        groups = [chosen[start : start + size] for start in range(0, len(chosen), size)]
         reader = Reader(dict(enumerate(self.data.samples)), self.model.preprocess, self._shown, masked=True)
-        for group in steps(groups, len(self.data), "images", len):
+        for group in steps(groups, len(chosen), "images", len):
             loaded = reader[group]
             self.skipped |= loaded.failed
             self.lost_masks |= loaded.lost_masks
             for batch in loaded.batches:
-                self._measure(batch, loaded, after)
+                self._measure(batch, loaded, rows, after)
 
-    def _measure(self, batch: Batch, loaded: Loaded, after: After | None) -> None:
+    def _measure(self, batch: Batch, loaded: Loaded, rows: Sequence[int], after: After | None) -> None:
         """Measure one batch, in smaller parts where memory is short; skip it if it fails altogether."""
         try:
-            in_batches(lambda part: self._on_part(batch.part(part), loaded, after), len(batch), len(batch))
+            in_batches(lambda part: self._on_part(batch.part(part), loaded, rows, after), len(batch), len(batch))
         except TargetError:
             raise
         except Exception as error:
@@ -184,10 +187,10 @@ class Leaderboard(Board):
                 raise  # the first batch: nothing is lost, and the next would fail as well
             self.skipped.update({number: explained(error) for number in batch.numbers})
 
-    def _on_part(self, batch: Batch, loaded: Loaded, after: After | None) -> None:
+    def _on_part(self, batch: Batch, loaded: Loaded, rows: Sequence[int], after: After | None) -> None:
         """Measure method by method; what an attempt finished before memory ran out is kept."""
         scene = self._scene(batch, loaded)
-        for m in steps(range(len(self.methods)), len(self.methods), "methods"):
+        for m in steps(rows, len(rows), "methods"):
             if self.measured[m, batch.numbers].all():
                 continue
             name = self.methods[m]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from vitreous.plot.curves import Curve
 
 DESCRIBING = frozenset({"complexity", "discrimination", "robustness", "sanity", "shortcut"})  # cannot tell right maps
+NAMED = 50  # failures that are told one by one
 NO_MASK, UNTOLD = "no mask", "the metric gives no number"
 
 D = TypeVar("D", bound=Declared)
@@ -113,6 +115,7 @@ class Board:
         self.values = np.full((len(self.methods), len(self.metrics), len(data)), np.nan)
         self.seconds = np.full((len(self.methods), len(data)), np.nan)
         self.measured = np.zeros((len(self.methods), len(data)), dtype=bool)
+        self.wanted = np.ones_like(self.measured)  # which methods are to measure which images
         self.targets: dict[int, str] = {}
         self.best: dict[int, int] = {}  # the model's own classes
         self.skipped: dict[int, str] = {}  # images that cannot be used
@@ -130,9 +133,9 @@ class Board:
 
     @property
     def finished(self) -> bool:
-        """Whether every readable image has been measured."""
+        """Whether every readable image has been measured, by the methods that were to measure it."""
         readable = [number for number in range(len(self.data)) if number not in self.skipped]
-        return bool(self.measured[:, readable].all())
+        return not (self.wanted & ~self.measured)[:, readable].any()
 
     def summary(self) -> Summary:
         """Means, intervals, ranks and verdicts of what has been measured so far."""
@@ -210,7 +213,9 @@ class Board:
 
     def failures(self) -> list[str]:
         """What could not be measured, in sentences; each reason is given once."""
-        said = [f"left out: {reason}" for reason in self.skipped.values()]
+        said = [f"left out: {reason}" for reason in islice(self.skipped.values(), NAMED)]
+        if len(self.skipped) > NAMED:
+            said.append(f"left out: {len(self.skipped) - NAMED:,} images more")
         said += [f"{self.data.samples[n].name}: its mask is not used: {why}" for n, why in self.lost_masks.items()]
         said += [f"without {method}: {why}" for (method, metric), why in self.refused.items() if not metric]
         pairs: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -220,15 +225,22 @@ class Board:
         said += [
             f"{metric} cannot be measured for {self._whose(names)}: {why}" for (metric, why), names in pairs.items()
         ]
-        images: dict[tuple[str, str, str], set[int]] = defaultdict(set)
-        for (m, k, number), why in self.reasons.items():
+        images: dict[tuple[str, str, str], list[Sequence[int]]] = defaultdict(list)
+        for m, k, why, numbers in self.gaps():
             metric = "" if why in (BROKEN, EMPTY) else self.metrics[k]
-            images["" if why == NO_MASK else self.methods[m], metric, why].add(number)
-        for (method, metric, why), numbers in images.items():
-            name = self.data.samples[min(numbers)].name
-            more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+            images["" if why == NO_MASK else self.methods[m], metric, why].append(numbers)
+        for (method, metric, why), parts in islice(images.items(), NAMED):
+            each = np.unique(np.concatenate(parts))
+            more = f" and {len(each) - 1} more" if len(each) > 1 else ""
+            name = self.data.samples[int(each[0])].name
             said.append(f"{', '.join(part for part in (method, metric) if part)}: {why} ({name}{more})")
+        if len(images) > NAMED:
+            said.append(f"{len(images) - NAMED:,} other reasons for values that are missing")
         return said
+
+    def gaps(self) -> Iterator[tuple[int, int, str, Sequence[int]]]:
+        """Method, metric, why there is no value, and the images without one."""
+        return ((m, k, why, [number]) for (m, k, number), why in self.reasons.items())
 
     def _whose(self, names: list[str]) -> str:
         able = [name for name in self.methods if (name, "") not in self.refused]

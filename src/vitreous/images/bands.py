@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import io
+import lzma
+import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from vitreous.errors import InputError, OptionError, one_line
+from vitreous.errors import InputError, InputWarning, OptionError, one_line, warn_caller
 
 ARRAYS = frozenset({".npy", ".npz"})
 KEY = "image"  # of the array in an .npz file with several
@@ -25,7 +28,10 @@ FULL = {"uint8": 255, "uint16": 65535}
 ENDS = (2, 98)  # percentiles that become black and white where the range of the values says nothing
 MODES = {"L": 1, "I;16": 1, "I;16L": 1, "I;16B": 1, "I;16N": 1, "F": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # of Pillow
 BITS = 258  # the tag of a TIFF file with the bits of each channel
-MOST_NUMBERS = 4 * 10**9
+MOST_PIXELS = 100_000_000
+MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
+LEAST_SIDE = 8
+UNPACKED = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}  # by compression of TIFF
 Box = tuple[float, float, float, float]
 
 
@@ -120,14 +126,29 @@ def picked(image: Image.Image, bands: Sequence[int] | None) -> Image.Image:
 
 def of_array(array: np.ndarray, channels: int, name: str) -> Bands:
     """An array [Y X], [Y X C] or [C Y X]; the axis as long as the model has channels is that of the channels."""
-    array = array[:, :, None] if array.ndim == 2 and channels == 1 else array
-    if array.ndim != 3 or channels not in (array.shape[0], array.shape[2]):
-        said = f"an array of shape {list(array.shape)} is not an image of {count(channels)}"
-        raise InputError(f"{name}: {said}; give [Y, X, {channels}] or [{channels}, Y, X]")
+    check_shape(array.shape, channels, name)
+    array = array[:, :, None] if array.ndim == 2 else array
     if array.shape[0] == array.shape[2] and array.shape[1] != 1:
         said = f"the channels of an array of shape {list(array.shape)} may be its first or its last axis"
         raise InputError(f"{name}: {said}; crop or pad it to another height or width than {channels}")
     return checked(array if array.shape[2] == channels else array.transpose(1, 2, 0), name)
+
+
+def check_size(wide: int, high: int, name: str) -> None:
+    """Raise if an image is too large, too small or too elongated."""
+    if wide * high > MOST_PIXELS:
+        raise InputError(f"{name}: {wide}×{high} is more than {MOST_PIXELS // 10**6} megapixels; shrink it first")
+    if min(wide, high) < LEAST_SIDE:
+        raise InputError(f"{name}: {wide}×{high} pixels are too few to explain; each side needs {LEAST_SIDE}")
+    if max(wide, high) > MOST_ASPECT * min(wide, high):
+        raise InputError(f"{name}: {wide}×{high} is more than {MOST_ASPECT} times as long as wide; crop it first")
+
+
+def check_shape(shape: Sequence[int], channels: int, name: str) -> None:
+    """Raise unless an array of this shape has so many channels."""
+    if (len(shape) != 2 or channels != 1) and (len(shape) != 3 or channels not in (shape[0], shape[2])):
+        said = f"an array of shape {list(shape)} is not an image of {count(channels)}"
+        raise InputError(f"{name}: {said}; give [Y, X, {channels}] or [{channels}, Y, X]")
 
 
 def checked(array: np.ndarray, name: str) -> Bands:
@@ -139,7 +160,15 @@ def checked(array: np.ndarray, name: str) -> Bands:
         raise InputError(f"{name}: it is not known which values of {array.dtype} are black and white; {remedy}")
     if not np.isfinite(array).all():
         raise InputError(f"{name}: contains NaN or infinite values; replace them first")
+    if array.shape[2] != 3 and looks_like_8_bits(array):
+        said = "floats are taken for values in 0…1, these are whole numbers in 0…255"
+        warn_caller(f"{name}: {said}; give uint8, or divide them by 255", InputWarning)
     return Bands(array.astype(np.float32, copy=False))
+
+
+def looks_like_8_bits(array: np.ndarray) -> bool:
+    """Whether floats are whole numbers in 0…255, and not only a few small ones."""
+    return bool(0 <= array.min() < array.max() <= 255 and array.max() > 10 and (array == array.round()).all())
 
 
 def count(channels: int) -> str:
@@ -172,9 +201,9 @@ def read_array(source: Path | io.BytesIO, ending: str, name: str, most: int) -> 
             shape, fortran, kind = (start or npy.read_array_header_2_0)(file)
             if kind.hasobject or kind.kind not in "biuf":
                 raise InputError(f"{name}: an array of {kind} is not an image; give uint8, uint16, or floats in 0…1")
-            if not 2 <= len(shape) <= 3 or 0 in shape:
+            if not 2 <= len(shape) <= 3 or min(shape) < 1:
                 raise InputError(f"{name}: an array of shape {list(shape)} is not an image; give [Y, X] or [Y, X, C]")
-            numbers = int(np.prod(shape, dtype=np.int64))
+            numbers = math.prod(shape)
             if numbers > most:
                 raise InputError(f"{name}: {numbers:,} numbers are too many for an image; shrink it first")
             held = file.read(numbers * kind.itemsize)
@@ -218,6 +247,22 @@ def read_tiff(source: Path | io.BytesIO, channels: int, name: str) -> Bands:
         raise InputError(f"{name}: {said}; pip install 'vitreous[tiff]', or save it as .npy") from None
     with tifffile.TiffFile(source) as file:
         first = file.series[0]
-        if int(np.prod(first.shape, dtype=np.int64)) > MOST_NUMBERS:
-            raise InputError(f"{name}: {list(first.shape)} are too many numbers for an image; shrink it first")
+        check_shape([side for side in first.shape if side != 1], channels, name)
+        for shape in (first.shape, first.keyframe.chunks):  # of the image, and of one tile or strip
+            if math.prod(shape) > MOST_PIXELS * channels:
+                raise InputError(f"{name}: {list(shape)} are too many numbers for an image; shrink it first")
+        check_packed(first, file.filehandle, name)
         return of_array(np.squeeze(first.asarray()), channels, name)
+
+
+def check_packed(series: Any, file: Any, name: str) -> None:
+    """Raise for a tile or strip that unpacks to more than its size; tifffile would hold all of it."""
+    for page in series.pages:
+        unpack = UNPACKED.get(0 if page is None else int(page.compression))
+        if unpack is None:
+            continue
+        most = math.prod(page.chunks) * page.dtype.itemsize
+        for offset, size in zip(page.dataoffsets, page.databytecounts):
+            file.seek(offset)
+            if len(unpack().decompress(file.read(size), most + 1)) > most:  # type: ignore[operator]
+                raise InputError(f"{name}: a part of it unpacks to more than its size; it is corrupt, save it again")

@@ -18,8 +18,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.words import plain
 from vitreous.errors import InputError, nearest
-from vitreous.images import pictures
+from vitreous.images import listing, pictures
 from vitreous.images import preprocess as steps_of
 from vitreous.images.bands import Bands
 from vitreous.images.preprocess import BICUBIC, Preprocess
@@ -28,6 +29,7 @@ WORKERS = min(8, os.cpu_count() or 1)
 AREA = (0.08, 1.0)  # share of the image that a random crop keeps
 ASPECT = (3 / 4, 4 / 3)
 TRIES = 10
+REPORTS = frozenset({"findings.json", "latest.json", "leaderboard.json", "study.json"})
 Made = Float[Tensor, "channels Y X"]
 Make = Callable[[Image.Image | Bands, int], Made]  # turns an image and its number into a tensor
 
@@ -40,6 +42,7 @@ class ImageFolder:
     classes: tuple[str, ...]
     files: tuple[Path, ...]
     labels: tuple[int, ...]
+    note: str | None = None  # on results that were left out
 
     def by_class(self, numbers: Iterable[int]) -> dict[int, list[int]]:
         """These files, grouped by the number of their class."""
@@ -60,31 +63,38 @@ class ImageFolder:
         return told.hexdigest()[:16]
 
 
-def open_folder(root: Path, known: Sequence[str] | None = None) -> ImageFolder:
-    """Read a folder with one sub-folder per class: two or more, sorted by name, or some of the `known` classes."""
+def open_folder(root: Path, known: Sequence[str] | None = None, limit: int | None = None) -> ImageFolder:
+    """Read a folder with one sub-folder per class: two or more, sorted by name, or some of the `known` classes.
+
+    `limit`: only the first N images of each class.
+    """
     if not root.is_dir():
         raise InputError(f"{root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
-    names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    inside = {p.name: listing.below(p) for p in sorted(root.iterdir()) if p.is_dir() and not p.name.startswith(".")}
+    left_out = listing.Listed([], [file for one in inside.values() for file in one.results])
+    names = [name for name, one in inside.items() if one.files or not (one.results or holds_reports(root / name))]
     if not names:
         raise InputError(f"{root}: has no sub-folders; put the images of each class in a folder of its own")
     if known is None and len(names) == 1:
         raise InputError(f"{root}: has a single class, {names[0]}; a classifier needs two or more sub-folders")
     classes = tuple(names if known is None else known)
+    number = {plain(name): i for i, name in enumerate(classes)} | {name: i for i, name in enumerate(classes)}
     for name in names:
-        if name not in classes:
+        if name not in number and plain(name) not in number:
             raise InputError(f"{root / name}: the probe has no class of this name{nearest(name, classes)}")
-    found = {name: images_in(root / name) for name in names}
+    found = {name: inside[name].files[:limit] for name in names}
     empty = [name for name, files in found.items() if not files]
     if empty:
         some = ", ".join(empty[:5]) + (" …" if len(empty) > 5 else "")
         raise InputError(f"{root}: no images in the class folder{'s' if len(empty) > 1 else ''} {some}")
-    number = {name: i for i, name in enumerate(classes)}
-    pairs = [(file, number[name]) for name, files in found.items() for file in files]
-    return ImageFolder(root, classes, tuple(file for file, _ in pairs), tuple(label for _, label in pairs))
+    pairs = [(file, number.get(name, number.get(plain(name), -1))) for name, files in found.items() for file in files]
+    files, labels = tuple(file for file, _ in pairs), tuple(label for _, label in pairs)
+    return ImageFolder(root, classes, files, labels, left_out.note)
 
 
-def images_in(folder: Path) -> list[Path]:
-    return pictures.images_below(folder)
+def holds_reports(folder: Path) -> bool:
+    """Whether a folder without images is one of results: of studies, leaderboards or concepts."""
+    return any(file.name in REPORTS or file.suffix == ".safetensors" for file in folder.iterdir())
 
 
 def split(folder: ImageFolder, share: float, seed: int) -> tuple[list[int], list[int]]:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,34 +19,18 @@ from functools import cached_property
 from pathlib import Path
 
 from vitreous.errors import InputError
-from vitreous.images import pictures, saved_datasets, tars
-from vitreous.images.bands import ARRAYS
-from vitreous.images.entries import LABEL, Found, read_label, some, stamp_file
+from vitreous.images import listing, saved_datasets, tars
+from vitreous.images.entries import LABEL, Found, read_label, some
+from vitreous.images.listing import LISTED
 from vitreous.images.pictures import Stored
+from vitreous.images.samples import Box, Label, Samples
+from vitreous.images.samples import Sample as Sample
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom
 TABLE = "labels.csv"
 IMAGE = ("image", "file", "filename", "path", "name")
 MASK = ("mask",)
+ODD = re.compile(r"//|\\|(^|/)\.{0,1}(/|$)")  # not as paths are spelled
 SIDES = (("left", "top", "right", "bottom"), ("x0", "y0", "x1", "y1"))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """An image with its label and its mask, as far as they are known."""
-
-    image: Path | Stored
-    name: str
-    label: int | str | None = None  # a class number, or a name that is yet to be found in the model
-    mask: Path | Box | Stored | None = None
-
-    def open(self, channels: int = 3) -> pictures.Picture:
-        return pictures.read(self.image, channels=channels)
-
-    @property
-    def stamp(self) -> str:
-        """Cheap to compute; changes when the image may have changed."""
-        return stamp_of(self.image)
 
 
 @dataclass(frozen=True)
@@ -53,32 +38,50 @@ class Data:
     """Images in a fixed order."""
 
     source: str
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()  # of a data set that numbers them
+
+    @cached_property
+    def columns(self) -> Samples:
+        """The samples, column by column."""
+        return Samples.of(self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
+    def root(self) -> str | None:
+        """The folder below which the names of the images are paths; None if they lie in archives."""
+        if any(isinstance(sample.image, Stored) for sample in self.samples[:1]):
+            return None
+        source = Path(self.source)
+        place = source if source.is_dir() else source.parent if source.suffix.lower() == ".csv" else Path()
+        return os.path.abspath(place)
+
+    @property
     def masked(self) -> bool:
         """Has any image a mask or a box?"""
-        return any(sample.mask is not None for sample in self.samples)
+        return any(mask is not None for mask in self.columns.masks or ())
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of images, names, labels, masks and their order; independent of where the folder is."""
         seen = hashlib.blake2b(digest_size=8)
-        for sample in self.samples:
-            seen.update(repr((sample.name, sample.label, stamp_of(sample.mask), sample.stamp)).encode())
+        for told in self.columns.told():
+            seen.update(repr(told).encode())
         return seen.hexdigest()
+
+    def stamped(self) -> Data:
+        """The same images, which know how they were, so that a change on the way is noticed."""
+        return replace(self, samples=self.columns.stamped())
 
     def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
         """The first `limit` images, or `sample` random ones; the order stays."""
-        chosen: Sequence[int] = range(len(self))
+        samples = self.columns
         if sample is not None and sample < len(self):
-            chosen = sorted(random.Random(seed).sample(chosen, sample))
-        return replace(self, samples=tuple(self.samples[i] for i in chosen)[:limit])
+            samples = samples.pick(sorted(random.Random(seed).sample(range(len(self)), sample)))
+        return replace(self, samples=samples[:limit])
 
 
 def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Data:
@@ -88,7 +91,7 @@ def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None 
     """
     found = read_source(data, masks)
     found = found if masks is None else with_masks(found, Path(masks))
-    return replace(found, samples=distinct(found.samples))
+    return replace(found, samples=distinct(found.columns))
 
 
 def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | None) -> Data:
@@ -100,7 +103,8 @@ def read_source(data: str | Path | Sequence[str | Path], masks: str | Path | Non
     if Path(data).is_dir():
         return read_folder(Path(data), masks)
     found = read_files([data], str(data))
-    missing = next((s.image for s in found.samples if isinstance(s.image, Path) and not s.image.exists()), None)
+    files = (sample.image for sample in found.samples)
+    missing = next((file for file in files if isinstance(file, Path) and not file.exists()), None)
     if missing is not None:
         raise InputError(f"{missing}: no such file or folder")
     return found
@@ -111,35 +115,30 @@ def read_files(sources: list[str | Path], source: str) -> Data:
     shards = tars.find_tars(sources)
     if shards:
         return stored(source, tars.read_tars(shards))
-    return Data(source, plain_samples(pictures.find(*sources), None))
+    found = listing.look(*sources)
+    return Data(source, plain_samples(found.files, None), left_out(found))
 
 
 def stored(source: str, found: Found) -> Data:
-    return Data(source, tuple(Sample(*entry) for entry in found.entries), found.notes, found.classes)
+    return Data(source, Samples.of(Sample(*entry) for entry in found.entries), found.notes, found.classes)
 
 
-def distinct(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+def distinct(samples: Samples) -> Samples:
     """Samples with distinct names: a number follows a name that is already taken."""
-    taken = {sample.name for sample in samples}
+    taken = set(samples.names)
     if len(taken) == len(samples):
         return samples
     count: Counter[str] = Counter()
     made = []
-    for sample in samples:
-        count[sample.name] += 1
-        name = sample.name
-        while count[sample.name] > 1 and name in taken:
-            name = f"{sample.name} ({count[sample.name]})"
-            count[sample.name] += name in taken
+    for given in samples.names:
+        count[given] += 1
+        name = given
+        while count[given] > 1 and name in taken:
+            name = f"{given} ({count[given]})"
+            count[given] += name in taken
         taken.add(name)
-        made.append(replace(sample, name=name))
-    return tuple(made)
-
-
-def stamp_of(held: Path | Box | Stored | None) -> str:
-    if isinstance(held, Stored):
-        return held.stamp
-    return stamp_file(held) if isinstance(held, Path) else str(held)
+        made.append(name)
+    return samples.named(made)
 
 
 # ------------------------------------------------------------------------------------------------------------ folders
@@ -153,7 +152,9 @@ def read_folder(root: Path, masks: str | Path | None) -> Data:
         found = plain_folder(root / "images", None)
         beside = root / "masks"
         found = with_masks(found, beside) if masks is None and beside.is_dir() else found
-        return replace(found, samples=tuple(replace(s, name=str(Path("images", s.name))) for s in found.samples))
+        return replace(
+            found, samples=found.columns.named([os.path.join("images", name) for name in found.columns.names])
+        )
     if saved_datasets.is_saved(root):
         return stored(str(root), saved_datasets.read_saved(root))
     shards = tars.tars_in(root)
@@ -164,18 +165,28 @@ def read_folder(root: Path, masks: str | Path | None) -> Data:
 
 def plain_folder(root: Path, masks: Path | None) -> Data:
     """Images at any depth; if all are in sub-folders, these are their classes."""
-    files = [file for file in pictures.find(root) if masks is None or not is_below(file, masks)]
+    found = listing.look(root)
+    files = found.files if masks is None else [file for file in found.files if not is_below(file, masks)]
     if not files:
         raise InputError(f"{root}: no images in this folder other than masks")
-    classed = all(file.parent != root for file in files)
     samples = plain_samples(files, root)
-    if classed:
-        samples = tuple(replace(s, label=Path(s.name).parts[0]) for s in samples)
-    return Data(str(root), samples)
+    if all(os.sep in name for name in samples.names):
+        samples = samples.labelled([sys.intern(name.partition(os.sep)[0]) for name in samples.names])
+    return Data(str(root), samples, left_out(found))
 
 
-def plain_samples(files: Iterable[Path], root: Path | None) -> tuple[Sample, ...]:
-    return tuple(Sample(file, str(file if root is None else file.relative_to(root))) for file in files)
+def left_out(found: listing.Listed) -> tuple[str, ...]:
+    """A note on results that were not taken for images."""
+    return () if found.note is None else (found.note,)
+
+
+def plain_samples(files: Iterable[Path], root: Path | None) -> Samples:
+    """Files by their names below a folder, or as they are."""
+    paths = files.paths if isinstance(files, listing.Paths) else [str(file) for file in files]
+    if root is None:
+        return Samples(paths)
+    start = len(os.path.join(root, ""))
+    return Samples([path[start:] if path.startswith(str(root)) else path for path in paths], str(root))
 
 
 def is_below(file: Path, folder: Path) -> bool:
@@ -191,22 +202,22 @@ def with_masks(data: Data, folder: Path) -> Data:
     """Add the masks of a folder, matched by name."""
     if not folder.is_dir():
         raise InputError(f"{folder}: {'is a file, not a folder of masks' if folder.exists() else 'no such folder'}")
-    known = {file.relative_to(folder).with_suffix(""): file for file in pictures.find(folder)}
+    known = {file.relative_to(folder).with_suffix(""): file for file in listing.find(folder)}
     by_stem = {stem.name: file for stem, file in known.items()}
-    samples = []
-    for sample in data.samples:
-        stem = Path(sample.name).with_suffix("")
+    masks = [] if (own := data.columns.masks) is None else list(own)
+    masks += [None] * (len(data) - len(masks))
+    for i, name in enumerate(data.columns.names):
+        stem = Path(name).with_suffix("")
         inner = Path(*stem.parts[1:])  # below images/
-        mask = known.get(stem, known.get(inner, by_stem.get(stem.name)))
-        samples.append(sample if mask is None else replace(sample, mask=mask))
-    without = [sample.name for sample in samples if sample.mask is None]
-    if len(without) == len(samples):
+        masks[i] = known.get(stem, known.get(inner, by_stem.get(stem.name, masks[i])))
+    without = [name for name, mask in zip(data.columns.names, masks) if mask is None]
+    if len(without) == len(masks):
         raise InputError(
             f"{folder}: no mask for any image; give them the same names, e.g. {Path(without[0]).with_suffix('.png')} "
             f"(there is {next(iter(known.values())).relative_to(folder)})"
         )
-    note = (f"{len(without)} of {len(samples)} images have no mask: {some(without)}",) if without else ()
-    return replace(data, samples=tuple(samples), notes=data.notes + note)
+    note = (f"{len(without)} of {len(masks)} images have no mask: {some(without)}",) if without else ()
+    return replace(data, samples=data.columns.masked(masks), notes=data.notes + note)
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -218,50 +229,55 @@ def read_table(file: Path) -> Data:
     image, label = column(columns, IMAGE), column(columns, LABEL)
     if image is None:
         raise InputError(f"{file}: no column {' or '.join(IMAGE[:2])}; it has {', '.join(columns)}")
-    mask, sides = column(columns, MASK), [columns[side] for side in box_columns(columns)]
+    mask, sides, box = column(columns, MASK), [columns[side] for side in box_columns(columns)], columns.get("box")
     places = Places(file.parent)
-    samples, missing = [], []
+    names, missing, known = list[str](), list[str](), dict[str, Label]()
+    labels, masks = list[Label](), list[Path | Box | None]()
     for number, row in enumerate(rows, 2):
-        path = places.image(row[image])
-        where: Path | Box | None = read_box(row, sides, columns.get("box"), f"{file}, line {number}")
+        name = places.image(row[image])
+        where: Path | Box | None = None
+        if sides or box is not None:
+            where = read_box(row, sides, box, f"{file}, line {number}")
         if mask is not None and row[mask].strip():
             where = places.root / row[mask].strip()
-        missing += [row[image]] if path is None else []
+        missing += [row[image]] if name is None else []
         missing += [str(where)] if isinstance(where, Path) and not where.is_file() else []
-        place = path or Path(row[image])
-        samples.append(Sample(place, below(place, places.root), read_label(row[label] if label else ""), where))
+        text = "" if label is None else row[label]
+        names.append(name or row[image])
+        labels.append(known[text] if text in known else known.setdefault(text, read_label(text)))
+        masks.append(where)
     if missing:
         raise InputError(f"{file}: {len(missing)} of its files do not exist: {some(missing)}")
-    found = Data(str(file), tuple(samples))
+    found = Data(str(file), Samples(names, str(file.parent), labels=labels, masks=masks))
     beside = file.parent / "masks"
     return with_masks(found, beside) if not found.masked and beside.is_dir() else found
 
 
-def read_rows(file: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """The rows, and the column names by their lower-case spelling."""
+def read_rows(file: Path) -> tuple[list[list[str]], dict[str, int]]:
+    """The rows, and where the columns are, by the lower-case spelling of their names."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened, restval="")
-            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
-            columns = {name.strip().lower(): name for name in reader.fieldnames or ()}
+            reader = csv.reader(opened)
+            head: list[str] = next((row for row in reader if row), [])
+            rows = [row if len(row) >= len(head) else row + [""] * (len(head) - len(row)) for row in reader if row]
     except FileNotFoundError:
         raise InputError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: cannot be read as a CSV ({error})") from None
     if not rows:
         raise InputError(f"{file}: has no rows below its header")
-    return rows, columns
+    return rows, {name.strip().lower(): i for i, name in enumerate(head)}
 
 
-def column(columns: dict[str, str], wanted: Iterable[str]) -> str | None:
+def column(columns: dict[str, int], wanted: Iterable[str]) -> int | None:
     return next((columns[name] for name in wanted if name in columns), None)
 
 
-def box_columns(columns: dict[str, str]) -> tuple[str, ...]:
+def box_columns(columns: dict[str, int]) -> tuple[str, ...]:
     return next((sides for sides in SIDES if all(side in columns for side in sides)), ())
 
 
-def read_box(row: dict[str, str], sides: list[str], box: str | None, where: str) -> Box | None:
+def read_box(row: list[str], sides: list[int], box: int | None, where: str) -> Box | None:
     """Left, top, right, bottom, in four columns or in one."""
     parts = [row[side] for side in sides]
     if not parts and box is not None:
@@ -279,15 +295,22 @@ class Places:
     """Finds the images of a table: beside it or in images/, with or without their ending."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self._start = root, str(root)
         self._stems: dict[str, Path] | None = None
 
-    def image(self, name: str) -> Path | None:
+    def image(self, name: str) -> str | None:
+        """The path of an image below the table's folder, or as it is."""
         name = name.strip()
-        for folder in (self.root, self.root / "images"):
-            if name and (folder / name).is_file():
-                return folder / name
-        return self.stems.get(name)
+        if name and os.path.isfile(os.path.join(self._start, name)):
+            return self._below(name)
+        if name and os.path.isfile(os.path.join(self._start, "images", name)):
+            return self._below(os.path.join("images", name))
+        found = self.stems.get(name)
+        return None if found is None else below(found, self.root)
+
+    def _below(self, name: str) -> str:
+        plain = not os.path.isabs(name) and not ODD.search(name)
+        return name if plain else below(self.root / name, self.root)
 
     @property
     def stems(self) -> dict[str, Path]:
@@ -296,6 +319,6 @@ class Places:
             self._stems = {}
             for folder in (self.root / "images", self.root):
                 for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-                    if file.suffix.lower() in pictures.ENDINGS | ARRAYS:
+                    if file.suffix.lower() in LISTED and not listing.is_result(str(folder), file.name):
                         self._stems.setdefault(file.stem, file)
         return self._stems

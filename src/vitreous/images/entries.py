@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from vitreous.images.pictures import Stored
@@ -29,15 +28,6 @@ class Found(NamedTuple):
     entries: list[Entry]
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
-
-
-def stamp_file(path: Path) -> str:
-    """A file's size and time of change."""
-    try:
-        seen = path.stat()
-    except (OSError, ValueError):
-        return "missing"
-    return f"{seen.st_size} {seen.st_mtime_ns}"
 
 
 def read_label(text: str) -> int | str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from vitreous.errors import InputError, one_line
 from vitreous.images import pictures
-from vitreous.images.bands import ARRAYS, read_array
+from vitreous.images.bands import ARRAYS, MOST_PIXELS, read_array
 from vitreous.images.preprocess import Box, Preprocess
 
 Mask = Bool[Tensor, "Y X"]
@@ -129,15 +130,26 @@ def open_mask(given: Any, number: int) -> Drawn:
             return from_image(given)
         if isinstance(given, str | Path) and Path(given).suffix.lower() in ARRAYS:
             ending = Path(given).suffix.lower()
-            return from_array(read_array(Path(given), ending, str(given), pictures.MOST_PIXELS), number)
-        with Image.open(io.BytesIO(given.read_bytes()) if isinstance(given, pictures.Stored) else given) as opened:
-            return from_image(opened)
+            return from_array(read_array(Path(given), ending, str(given), MOST_PIXELS), number)
+        return from_file(io.BytesIO(given.read_bytes()) if isinstance(given, pictures.Stored) else given, str(name))
     except FileNotFoundError:
         raise InputError(f"{name}: no such mask") from None
     except InputError:
         raise
     except Exception as error:  # Pillow's readers raise all kinds of errors
         raise InputError(f"{name}: cannot be read as a mask ({one_line(error, 100)})") from None
+
+
+def from_file(opened: str | Path | io.BytesIO, name: str) -> Drawn:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of damaged files
+        with Image.open(opened) as image:
+            if image.width * image.height > MOST_PIXELS:
+                most = MOST_PIXELS // 10**6
+                raise InputError(
+                    f"{name}: {image.width}×{image.height} is more than {most} megapixels; shrink it first"
+                )
+            return from_image(image)
 
 
 def from_array(given: Any, number: int) -> Drawn:

@@ -6,12 +6,12 @@ For models with another number of channels than three they become `Bands`.
 from __future__ import annotations
 
 import io
-import os
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
 from vitreous.images import bands
-from vitreous.images.bands import ARRAYS, Bands, read_array
+from vitreous.images.bands import ARRAYS, MOST_PIXELS, Bands, check_size, read_array
+from vitreous.images.listing import ENDINGS as ENDINGS
+from vitreous.images.listing import find as find
 
-ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 TIFF = (".tif", ".tiff")
-MOST_PIXELS = 100_000_000
-MOST_ASPECT = 50  # the short side is scaled to the model's size, so a very long image would become enormous
-LEAST_SIDE = 8
+for library in ("PIL", "tifffile"):  # what they say of damaged files is in our one line; programs that log still get it
+    logging.getLogger(library).addHandler(logging.NullHandler())
 TAKES = "give a path, a PIL image, a uint8 array or a float tensor"
 
 
@@ -38,6 +39,8 @@ class Picture:
     image: Image.Image | Bands
     name: str
     note: str | None = None  # what was done to it, if that may surprise
+    source: Path | Stored | None = None  # where it was read
+    stamp: str | None = None  # of its file at that time
 
 
 class Stored(ABC):
@@ -49,6 +52,11 @@ class Stored(ABC):
     @abstractmethod
     def stamp(self) -> str:
         """Cheap to compute; changes when the image may have changed."""
+
+    @property
+    def home(self) -> Path | None:
+        """The file or folder that holds it, if it is one."""
+        return None
 
     @abstractmethod
     def read_bytes(self) -> bytes: ...
@@ -144,7 +152,8 @@ def open_file(path: Path, channels: int = 3) -> Picture:
             raise InputError(f"{path}: the file is empty")
         if not path.is_file():
             raise InputError(f"{path}: is not a file")
-        return decode(path, path, path.name, channels)
+        stamp = stamp_file(path)
+        return replace(decode(path, path, path.name, channels), source=path, stamp=stamp)
 
 
 def open_stored(stored: Stored, channels: int = 3) -> Picture:
@@ -153,7 +162,8 @@ def open_stored(stored: Stored, channels: int = 3) -> Picture:
         held = stored.read_bytes()
         if not held:
             raise InputError(f"{stored}: the file is empty")
-        return decode(io.BytesIO(held), stored, Path(str(stored)).name, channels)
+        found = decode(io.BytesIO(held), stored, Path(str(stored)).name, channels)
+        return replace(found, source=stored, stamp=stored.stamp)
 
 
 def decode(opened: Path | io.BytesIO, where: Path | Stored, name: str, channels: int) -> Picture:
@@ -213,20 +223,21 @@ def decode_bands(
 @contextmanager
 def one_error(where: Path | Stored) -> Iterator[None]:
     """Turn whatever goes wrong with an image into one line."""
+    name = " ".join(str(where).splitlines())
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(" ".join(str(error).splitlines())) from None
     except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
+        raise InputError(f"{name}: no such file") from None
     except PermissionError:
-        raise InputError(f"{where}: cannot be read (permission denied)") from None
+        raise InputError(f"{name}: cannot be read (permission denied)") from None
     except UnidentifiedImageError:
-        raise InputError(f"{where}: is not an image that Pillow can read") from None
+        raise InputError(f"{name}: is not an image that Pillow can read") from None
     except Image.DecompressionBombError as error:
-        raise InputError(f"{where}: is too large to open safely ({one_line(error)}); shrink it first") from None
+        raise InputError(f"{name}: is too large to open safely ({one_line(error)}); shrink it first") from None
     except Exception as error:  # Pillow's readers raise all kinds of errors
-        raise InputError(f"{where}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
+        raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
 
 
 def remark(image: Image.Image, where: Path | Stored) -> str | None:
@@ -254,16 +265,6 @@ def upright(image: Image.Image, name: str) -> Image.Image:
         raise InputError(f"{name}: cannot be read, it may be truncated or corrupt ({one_line(error)})") from None
 
 
-def check_size(wide: int, high: int, name: str) -> None:
-    """Raise if an image is too large, too small or too elongated."""
-    if wide * high > MOST_PIXELS:
-        raise InputError(f"{name}: {wide}×{high} is more than {MOST_PIXELS // 10**6} megapixels; shrink it first")
-    if min(wide, high) < LEAST_SIDE:
-        raise InputError(f"{name}: {wide}×{high} pixels are too few to explain; each side needs {LEAST_SIDE}")
-    if max(wide, high) > MOST_ASPECT * min(wide, high):
-        raise InputError(f"{name}: {wide}×{high} is more than {MOST_ASPECT} times as long as wide; crop it first")
-
-
 def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:
     """Scale 16-bit integers (`deep`) by 1/257, and 32-bit values as their range suggests, or to the full range."""
     values = np.nan_to_num(array.astype(np.float64), posinf=0, neginf=0)
@@ -275,55 +276,6 @@ def eight_bit(array: np.ndarray, deep: bool) -> np.ndarray:
     elif array.dtype.kind == "f" and top <= 1:
         values = values * 255
     return values.round().clip(0, 255).astype(np.uint8)
-
-
-def find(*sources: str | Path) -> list[Path]:
-    """List the files that paths, folders (searched at any depth, sorted) and patterns stand for, each once."""
-    found: dict[str, Path] = {}
-    for source in sources:
-        for file in expand(source):
-            found.setdefault(os.path.abspath(file), file)
-    return list(found.values())
-
-
-def expand(source: str | Path) -> list[Path]:
-    """The files that one name stands for; the name of a missing file stands for itself."""
-    if not str(source).strip():
-        raise InputError("an empty name is not an image; give a file, a folder or a pattern")
-    path = Path(source)
-    if os.path.isdir(path):
-        inside = images_below(path)
-        if not inside:
-            raise InputError(f"{path}: no images in this folder ({', '.join(sorted(ENDINGS | ARRAYS))})")
-        return inside
-    if any(c in str(source) for c in "*?[") and not os.path.lexists(path):
-        return match(path)
-    return [path]
-
-
-def images_below(folder: Path) -> list[Path]:
-    """The images below a folder, sorted; arrays count where no other images lie beside them (results have maps)."""
-    files = [p for p in visible(folder) if p.suffix.lower() in ENDINGS | ARRAYS]
-    with_images = {p.parent for p in files if p.suffix.lower() in ENDINGS}
-    return sorted(p for p in files if p.suffix.lower() in ENDINGS or p.parent not in with_images)
-
-
-def visible(folder: Path) -> Iterator[Path]:
-    """The files below a folder, except hidden ones (thumbnails, resource forks)."""
-    for root, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(root) / name for name in files if not name.startswith("."))
-
-
-def match(pattern: Path) -> list[Path]:
-    anchor = Path(pattern.anchor) if pattern.is_absolute() else Path()
-    try:
-        matches = sorted(p for p in anchor.glob(str(pattern.relative_to(pattern.anchor))) if p.is_file())
-    except ValueError as error:
-        raise InputError(f"{pattern}: is not a pattern ({one_line(error)})") from None
-    if not matches:
-        raise InputError(f"{pattern}: nothing matches this pattern")
-    return matches
 
 
 def as_list(images: Any, channels: int = 3) -> Sequence[Any]:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitreous.errors import InputError, ModelError, one_line
+from vitreous.errors import InputError, InputWarning, ModelError, ModelWarning, one_line, warn_caller
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -38,6 +38,7 @@ class Preprocess:
     bands: tuple[int, ...] | None = None  # the channels that are shown, in grey or as red, green and blue
     known: bool = True  # mean and std undo it
     own: bool = False  # a user's, whose steps nothing else can stand in for
+    assumed: bool = False  # neither given nor stored with the model: what is usual
 
     def __call__(self, image: Image.Image | Bands) -> Float[Tensor, "channels Y X"]:
         if isinstance(image, Bands) and self.channels == 3:
@@ -83,11 +84,15 @@ class Preprocess:
         return np.stack([*chosen] if len(chosen) == 3 else [*chosen] * 3, -1).clip(0, 1)
 
     @cached_property
-    def _boxes(self) -> dict[tuple[int, int], Box]:
+    def _boxes(self) -> dict[tuple[int, int], Box | None]:
         return {}
 
     def box(self, size: tuple[int, int]) -> Box:
         """The part of an image of this (width, height) that the model sees; larger than the image if it is padded."""
+        return self.located(size) or (0.0, 0.0, float(size[0]), float(size[1]))
+
+    def located(self, size: tuple[int, int]) -> Box | None:
+        """The same; None if the input is not an upright rectangle of the image, e.g. because it is mirrored."""
         if size not in self._boxes:
             self._boxes[size] = find_box(self, size) if self.channels == 3 else find_band_box(self, size)
         return self._boxes[size]
@@ -105,6 +110,21 @@ class Preprocess:
         return image.resize(size, BICUBIC, box=inside)
 
 
+def said_if_assumed(steps: Preprocess, name: str) -> Preprocess:
+    """The same steps, with a warning if they are assumed."""
+    if steps.assumed:
+        warn_caller(what_is_assumed(steps, name), ModelWarning)
+    return steps
+
+
+def what_is_assumed(steps: Preprocess, name: str) -> str:
+    """What to say where nothing tells how the images of a model are prepared."""
+    high, wide = steps.size
+    mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (steps.mean, steps.std))
+    said = f"{name}: its preprocessing is assumed: {high}×{wide}, mean {mean}, standard deviation {std}"
+    return f"{said}; if it was trained otherwise, give your own: Model(net, preprocess=…)"
+
+
 def checked(x: Any, channels: int = 3) -> Tensor:
     """The result of a preprocessing; raises unless it is a float tensor [3 Y X], or of as many channels."""
     x = x[0] if isinstance(x, Tensor) and x.ndim == 4 and len(x) == 1 else x
@@ -117,7 +137,7 @@ def checked(x: Any, channels: int = 3) -> Tensor:
     return x
 
 
-def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
+def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box | None:
     """Preprocess a colour ramp and read off where its edges are."""
     wide, high = size
     ramp = np.full((high, wide, 3), MIDDLE, np.uint8)
@@ -127,7 +147,7 @@ def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     inside = np.abs(seen[:, :, 2] - MIDDLE / 255) < 0.02
     across, down = ends(seen[:, :, 0], inside, 0), ends(seen[:, :, 1], inside, 1)
     if across is None or down is None:
-        return 0.0, 0.0, float(wide), float(high)
+        return None
     return across[0] * wide, down[0] * high, across[1] * wide, down[1] * high
 
 
@@ -161,6 +181,59 @@ def measured(transform: Callable[[Image.Image], Any]) -> Preprocess:
     if not even or (high - low).min() < 1e-6:  # it normalises every image by itself
         return Preprocess(transform, *UNKNOWN, known=False)
     return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())
+
+
+# ---------------------------------------------------------------------------------------------- what is not normalised
+
+WHOLE = 2**-10  # how far from a whole number a rounded one may be
+DARK = 10.0  # resampled values in 0…255 are told by a brighter one
+LEAST = 0.1  # black lies so far below zero if a preprocessing normalises
+LEVELS = 8  # of an image: a constant one may have any value
+FULL = (0.02, 0.98)  # between these values and the ends of 0…1 lie some of each channel
+MOST = 0.4  # the standard deviation above which a bright normalised image may fill 0…1
+
+
+def unnormalised(images: Float[Tensor, "B channels Y X"], steps: Preprocess) -> str | None:
+    """The range of a float tensor that this preprocessing did not make: 0…255 or 0…1; None where it may have made it.
+
+    Values in 0…255 are far above white, or whole numbers above it. Values in 0…1 are pixels if they are whole 255ths
+    that would not be pixels of 8 bits had they been normalised, or if they fill 0…1 in each channel and normalised
+    ones hardly can.
+    """
+    values = images.double()
+    mean, std = (torch.tensor(tuple(c), dtype=torch.float64, device=values.device) for c in (steps.mean, steps.std))
+    mean, std, high = mean[:, None, None], std[:, None, None], float(values.max())
+    white = float(((1 - mean) / std).max())
+    if high > max(1.5 * white, 1.5):
+        return "0…255" if high > max(3 * white, DARK) or is_whole(values) else None
+    if high > 1 or not steps.known or steps.assumed or float((mean / std).min()) < LEAST:
+        return None
+    if torch.finfo(images.dtype).eps * 255 < WHOLE and is_whole(values * 255):
+        levels = len(np.unique((values * 255).round().cpu().numpy()))
+        return "0…1" if levels >= LEVELS and not is_whole((values * std + mean) * 255) else None
+    fills = (values.amin((0, 2, 3)) < FULL[0]) & (values.amax((0, 2, 3)) > FULL[1])
+    return "0…1" if bool(fills.all()) and float(std.max()) < MOST else None
+
+
+def refuse_infinite(total: Tensor) -> None:
+    if not total.isfinite():
+        raise InputError("the image tensor contains NaN or infinite values")
+
+
+def is_whole(values: Tensor) -> bool:
+    return bool(((values - values.round()).abs() < WHOLE).all())
+
+
+def warn_unnormalised(images: Tensor, steps: Callable[[], Preprocess], name: str) -> None:
+    """Warn of a float tensor that counts as preprocessed but is not; the warning names the line of the caller."""
+    low, high = (float(end) for end in images.detach().aminmax())
+    if not 0 <= low < high <= 255:
+        return
+    with suppress(ModelError):  # without a preprocessing nothing is known
+        found = unnormalised(images.detach(), steps())
+        if found is not None:
+            said = f"a float tensor counts as preprocessed, but values in {found} are not what {name} takes"
+            warn_caller(f"{said}; give uint8 0…255, or float tensors made by model.preprocess(image)", InputWarning)
 
 
 # ------------------------------------------------------------------------------------------------------ other channels
@@ -215,7 +288,7 @@ def refitted(found: Preprocess, channels: int, bands: tuple[int, ...] | None) ->
         said = f"the preprocessing was given for {count(found.channels)}, the images have {channels}"
         raise ModelError(f"{said}; say so with it: Model(net, preprocess, channels={channels})")
     if found.channels != channels:
-        found = scaled(found.size, found.mean, found.std, channels)
+        found = replace(scaled(found.size, found.mean, found.std, channels), assumed=True)
     return replace(found, bands=bands)
 
 
@@ -257,7 +330,7 @@ def measured_bands(transform: Callable[[Bands], Any], channels: int) -> Preproce
     return Preprocess(transform, (low / (low - high)).tolist(), (1 / (high - low)).tolist())
 
 
-def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
+def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box | None:
     """Preprocess grey ramps across and down and read off where their edges are."""
     wide, high = size
     across_, down_ = ((np.arange(n, dtype=np.float32) + 0.5) / n for n in size)
@@ -270,5 +343,5 @@ def find_band_box(preprocess: Preprocess, size: tuple[int, int]) -> Box:
     inside = planes[3] - planes[2] > 0.5  # elsewhere is padding
     across, down = ends(planes[0], inside, 0), ends(planes[1], inside, 1)
     if across is None or down is None:
-        return 0.0, 0.0, float(wide), float(high)
+        return None
     return across[0] * wide, down[0] * high, across[1] * wide, down[1] * high

@@ -28,10 +28,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.files import MISSING
 from vitreous.errors import InputError, one_line
-from vitreous.images.dataset import Sample
 from vitreous.images.masks import Mask, read_mask
 from vitreous.images.preprocess import Preprocess
+from vitreous.images.samples import Sample
 
 PHOTO = 224  # pixels of an example's longer side
 QUALITY = 90
@@ -64,6 +65,8 @@ class Loaded:
     failed: dict[int, str] = field(default_factory=dict)  # images that cannot be used
     lost_masks: dict[int, str] = field(default_factory=dict)
     photos: dict[int, bytes] = field(default_factory=dict)  # of the images in `shown`, what the model sees, as JPEG
+    gone: str = ""  # a folder of images that has vanished: no reason of one image, the whole study has to stop
+    hashes: dict[int, str] = field(default_factory=dict)  # of the content of the files
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,7 @@ class Reader:
     preprocess: Preprocess
     shown: frozenset[int] = frozenset()
     masked: bool = False  # are masks wanted?
+    hashed: bool = False  # are hashes of the files wanted?
     sends: Literal["", "shared", "piped"] = ""  # how images reach another process: shared memory, or a pipe
 
     def __getitem__(self, numbers: list[int]) -> Loaded:
@@ -85,6 +89,7 @@ class Reader:
                 sizes[tuple(image.shape)].append((number, image, mask))
             except InputError as error:
                 found.failed[number] = str(error)
+                found.gone = found.gone or vanished(self.samples[number])
             except Exception as error:  # a user's own preprocessing may raise anything
                 name = self.samples[number].name
                 found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
@@ -103,6 +108,9 @@ class Reader:
 
     def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
         sample = self.samples[number]
+        if self.hashed:
+            with suppress(OSError):
+                found.hashes[number] = sample.sha256
         picture = sample.open(self.preprocess.channels)
         image = self.preprocess(picture.image)  # [channels Y X]
         mask = None
@@ -114,9 +122,30 @@ class Reader:
             except InputError as error:
                 found.lost_masks[number] = str(error)
                 mask = None
+        if sample.seen is not None and sample.stamps != sample.seen:  # before it was read, or meanwhile
+            raise InputError(f"{sample.image}: has changed since the study was begun; run it again on the new images")
         if number in self.shown:
             found.photos[number] = as_jpeg(self.preprocess.view(picture.image))
         return image, mask
+
+
+def vanished(sample: Sample) -> str:
+    """The folder or archive of an image, if it was there when the study was begun and is no more."""
+    was_there = sample.seen is not None and not sample.seen[0].startswith(MISSING)
+    return str(sample.home) if was_there and sample.home is not None and not sample.home.exists() else ""
+
+
+def still_there(stream: Iterator[Loaded]) -> Iterator[Loaded]:
+    """The stream, until a folder of images vanishes."""
+    for loaded in stream:
+        if loaded.gone:
+            raise lost(loaded.gone)
+        yield loaded
+
+
+def lost(folder: str) -> InputError:
+    remedy = "bring it back, then run the same command again to resume"
+    return InputError(f"{folder}: has vanished during the run; {remedy}")
 
 
 def as_jpeg(photo: Image.Image) -> bytes:

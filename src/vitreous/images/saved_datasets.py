@@ -42,6 +42,10 @@ class Row(Stored):
     def stamp(self) -> str:
         return f"{self.mark} {self.column} {self.number}"
 
+    @property
+    def home(self) -> Path:
+        return self.folder
+
     def __str__(self) -> str:
         return f"{self.folder}/row {self.number:06}"
 
@@ -92,7 +96,9 @@ def open_saved(folder: Path, mark: str) -> Any:
         datasets = needs("datasets", "hf")
         try:
             with no_bars(datasets):
-                return datasets.load_from_disk(str(folder)).with_format(None)
+                found = datasets.load_from_disk(str(folder)).with_format(None)
+            found.data.table.validate(full=True)  # or a damaged file would end the whole process
+            return found
         except Exception as error:  # pyarrow and datasets raise all kinds of errors
             raise InputError(f"{folder}: cannot be read as a saved data set ({one_line(error, 100)})") from None
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vitreous._support.files import stamp_file
 from vitreous.errors import InputError, one_line
-from vitreous.images import pictures
-from vitreous.images.entries import LABEL, MASK, Entry, Found, read_label, some, stamp_file
+from vitreous.images import listing, pictures
+from vitreous.images.entries import LABEL, MASK, Entry, Found, read_label, some
 from vitreous.images.pictures import Stored
 
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -48,6 +49,10 @@ class Member(Stored):
     def stamp(self) -> str:
         return f"{stamp_file(self.tar)} {self.offset} {self.size}"
 
+    @property
+    def home(self) -> Path:
+        return self.tar
+
     def __str__(self) -> str:
         return f"{self.tar}/{self.name}"
 
@@ -73,14 +78,14 @@ def tars_of(source: str | Path) -> list[Path]:
     if path.is_dir():
         return tars_in(path)
     texts = braces(str(source)) if is_tar(source) and not os.path.lexists(path) else [str(source)]
-    files = [file for text in texts for file in pictures.expand(text)]
+    files = [file for text in texts for file in listing.stands_for(text)]
     return files if all(is_tar(file) for file in files) else []
 
 
 def tars_in(folder: Path) -> list[Path]:
     """The tar files in a folder; none if it has images too, which were probably unpacked from them."""
     tars = sorted(file for file in folder.iterdir() if is_tar(file) and file.name[0] != "." and file.is_file())
-    beside = tars and any(file.suffix.lower() in pictures.ENDINGS for file in pictures.visible(folder))
+    beside = tars and any(file.suffix.lower() in pictures.ENDINGS for file in listing.below(folder).files)
     return [] if beside else tars
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from vitreous._support.statistics import pearson
+from vitreous._support.statistics import otsu, pearson
 from vitreous._support.words import percent
 
 Pattern = Literal["one-way", "two-way", "none"]
@@ -110,14 +110,7 @@ def split_share(pictures: Images) -> Numbers:
 
     max_t w₀·w₁·(μ₀ − μ₁)² / σ²: 1, two values only; 0.75, all values alike often; 0.64, a bell curve
     """
-    values = np.sort(pictures.reshape(len(pictures), -1).astype(np.float64), 1)
-    n = values.shape[1]
-    below = np.arange(1, n)
-    sums = values.cumsum(1)
-    low, high = sums[:, :-1] / below, (sums[:, -1:] - sums[:, :-1]) / (n - below)
-    between = below / n * (1 - below / n) * (high - low) ** 2
-    whole = values.var(1)
-    return np.asarray(np.where(whole > 0, between.max(1, initial=0) / np.maximum(whole, 1e-300), 0))
+    return otsu(pictures.reshape(len(pictures), -1))[0]
 
 
 def moran(pictures: Images) -> Numbers:

@@ -74,7 +74,7 @@ class Discard(View):
             return super().save(file, figure)
         from vitreous.plot.discarded import save_gif
 
-        save_gif(self.frames(), file)
+        save_gif(self.frames(), file, self.mark)
         return file
 
 

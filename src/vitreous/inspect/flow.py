@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from vitreous._support.arrays import plain
 from vitreous._support.words import percent
-from vitreous.attribution import plain
 from vitreous.errors import OptionError
 from vitreous.inspect.view import AnyModel, Seen, View, looking, numbers, span
 from vitreous.models.layout import Layout

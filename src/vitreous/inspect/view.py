@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +15,23 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous.attribution import Views, plain, save_arrays
+from vitreous._support.arrays import plain, save_arrays
+from vitreous._support.marks import identity_of_result
 from vitreous.errors import InputError, Unsupported
 from vitreous.images import pictures
 from vitreous.models.model import Model
+from vitreous.models.origin import Origin
 from vitreous.registry import METHODS
 from vitreous.trace.apply import as_images, as_model, of_model, why_not
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 from vitreous.version import VERSION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AnyModel = Model | nn.Module | str | None
+OBJECTS = ("photo", "views", "made_by")  # that are told in other ways
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,6 +44,8 @@ class View(ABC):
     image: str
     photo: Image.Image = field(repr=False)  # what the model saw
     version: str = VERSION
+    views: Views | None = field(default=None, repr=False)  # of the images that were looked at
+    made_by: Origin | None = field(default=None, repr=False)
 
     @abstractmethod
     def figure(self) -> Figure: ...
@@ -63,8 +68,16 @@ class View(ABC):
     @property
     def provenance(self) -> dict[str, Any]:
         """Everything else, as JSON."""
-        told = {name: value for name, value in vars(self).items() if name not in self.arrays and name != "photo"}
-        return {"view": self.name, **plain(told), "said": self.said}
+        told = {name: value for name, value in vars(self).items() if name not in {*self.arrays, *OBJECTS}}
+        sources = [] if self.views is None else [self.views.told(i) for i in range(len(self.views))]
+        model = {} if self.made_by is None else self.made_by.told
+        return {"view": self.name, **plain(told), "said": self.said, "sources": sources, **model}
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """What its files say of it: the provenance, and a hash of what it follows from."""
+        provenance = self.provenance
+        return {"identity": identity_of_result(provenance), **provenance}
 
     @property
     def origin(self) -> str:
@@ -77,9 +90,9 @@ class View(ABC):
 
         file = Path(path)
         if file.suffix.lower() == ".npz":
-            save_arrays(file, {**self.arrays, "provenance": json.dumps(self.provenance)})
+            save_arrays(file, self.arrays, self.mark)
         else:
-            save_figure(figure or self.figure(), file)
+            save_figure(figure or self.figure(), file, self.mark)
         return file
 
     def _repr_png_(self) -> bytes:
@@ -99,7 +112,9 @@ class Seen:
     @property
     def about(self) -> dict[str, Any]:
         """What every view records."""
-        return {"model": self.trace.model.name, "image": self.views.name(0), "photo": self.views[0]}
+        made_by = Origin.of(self.trace.model, self.trace.size)
+        about = {"model": self.trace.model.name, "image": self.views.name(0), "photo": self.views[0]}
+        return {**about, "views": self.views, "made_by": made_by}
 
     @property
     def picture(self) -> tuple[tuple[int, int], tuple[float, float, float, float]]:

@@ -1,4 +1,4 @@
-"""A short fingerprint of a network's weights."""
+"""Hashes of a network's weights: a quick one of samples, and one of every number."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def fingerprint(model: Model) -> str:
         samples += [flat[:8].to(torch.bfloat16), flat[-8:].to(torch.bfloat16)]
     told.update(torch.cat(samples).float().cpu().numpy().tobytes() if samples else b"")
     return told.hexdigest()[:16]
+
+
+def weights_digest(model: Model) -> str:
+    """A digest of every number in every tensor."""
+    told = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.module.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor):  # the extra state of a module
+            told.update(f"{name}{tensor!r}".encode())
+            continue
+        told.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        told.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return told.hexdigest()

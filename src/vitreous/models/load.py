@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitreous.errors import ModelError, one_line, one_of
+from vitreous._support.files import stamp_file
+from vitreous.errors import ModelError, ModelWarning, one_line, one_of
+from vitreous.images.preprocess import what_is_assumed
 from vitreous.models.labels import read_labels
 from vitreous.models.libraries import DEFAULT, SOURCES, Size, embedded
+from vitreous.models.libraries.loading import RANDOM
 from vitreous.models.model import Model
 from vitreous.models.output import AUTO, check_kind
 
@@ -59,6 +63,14 @@ def load(
         model = attach(model, probe)
     model.net.eval().requires_grad_(False)
     model.to(where, kind)
+    files = () if weights in (None, RANDOM) else (Path(str(weights)),)
+    model.spec, model.weights = f"{source}/{name}", found.weights or files
+    for file in model.weights:
+        model.facts.note(("stamp", file), stamp_file(file))  # so that a later file is not taken for it
+    assumed = (what_is_assumed(found.preprocess, model.name),) if found.preprocess.assumed else ()
+    model.notes = (*found.notes, *assumed, *found.asked)
+    for note in (*found.notes, *assumed):
+        warnings.warn(note, ModelWarning, stacklevel=2)
     LOG.info("%s runs on %s in %s", model.name, model.device, model.dtype)
     return model
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from vitreous.errors import TargetError, nearest
+from vitreous.errors import TargetError
 from vitreous.images.dataset import Data
 from vitreous.images.entries import some
-from vitreous.models.labels import find_exact, names
+from vitreous.models.labels import ClassNames, names, suggest
 from vitreous.models.libraries import wordnet
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
@@ -18,7 +18,8 @@ SAME = 0.5  # share of equal class names above which two lists are taken for the
 
 def match_labels(data: Data, model: Model) -> Data:
     """Turn every label into a class number of the model; drop them all, with a note, if it knows none."""
-    given = dict.fromkeys(sample.label for sample in data.samples if sample.label is not None)
+    labels = data.columns.labels or ()
+    given = dict.fromkeys(label for label in labels if label is not None)
     if not given:
         return data
     if model.outputs is None:
@@ -29,23 +30,23 @@ def match_labels(data: Data, model: Model) -> Data:
             data, f"{model.name} {what}, which the labels of {data.source} do not number; they are not used"
         )
     own = own_numbers(data, model)
-    found = {label: own[label] if label in own else class_number(label, model) for label in given}
+    known = ClassNames(model.labels)
+    found = {label: own[label] if label in own else class_number(label, model, known) for label in given}
     unknown = [str(label) for label, number in found.items() if number is None]
     if len(unknown) == len(found):
         said = f"the labels of {data.source} are not classes of {model.name} ({some(unknown)}) and are not used"
         return unlabelled(data, said)
     if unknown:
-        known = [name for label in model.labels.values() for name in names(label)]
         raise TargetError(
             f"{data.source}: {len(unknown)} of {len(found)} labels are not classes of {model.name}: {some(unknown)}"
-            f"{nearest(spellings(unknown[0])[-1], known)}"
+            f"{suggest(spellings(unknown[0])[-1], model.labels)}"
         )
-    samples = tuple(s if s.label is None else replace(s, label=found[s.label]) for s in data.samples)
-    return replace(data, samples=samples)
+    numbers = [None if label is None else found[label] for label in labels]
+    return replace(data, samples=data.columns.labelled(numbers))
 
 
 def unlabelled(data: Data, note: str) -> Data:
-    return replace(data, samples=tuple(replace(s, label=None) for s in data.samples), notes=(*data.notes, note))
+    return replace(data, samples=data.columns.labelled(None), notes=(*data.notes, note))
 
 
 def own_numbers(data: Data, model: Model) -> dict[int | str, int]:
@@ -56,7 +57,7 @@ def own_numbers(data: Data, model: Model) -> dict[int | str, int]:
     return {name: i for i, name in enumerate(data.classes)} if alike > SAME * len(data.classes) else {}
 
 
-def class_number(label: int | str, model: Model) -> int | None:
+def class_number(label: int | str, model: Model, by_name: ClassNames) -> int | None:
     """Find a class by its number, its name, or the name of an ImageNet folder: n01440764, n01440764_tench."""
     if isinstance(label, int) or label.isdigit():
         return int(label) if int(label) < (model.outputs or 0) else None
@@ -64,10 +65,9 @@ def class_number(label: int | str, model: Model) -> int | None:
         known = wordnet().get(label[:9])
         if known is not None and names(known[1])[0] in names(model.labels.get(known[0], "")):
             return known[0]
-    return next((found for text in spellings(label) if (found := find_exact(text, model.labels)) is not None), None)
+    return next((found for text in spellings(label) if (found := by_name.find(text)) is not None), None)
 
 
 def spellings(label: str) -> list[str]:
-    """A label as it is, with spaces for underscores, and without a WordNet ID before it."""
-    bare = re.sub(r"^n\d{8}[_\- ]*", "", label)
-    return [text for text in dict.fromkeys((label, label.replace("_", " "), bare, bare.replace("_", " "))) if text]
+    """A label as it is, and without a WordNet ID before it."""
+    return [text for text in dict.fromkeys((label, re.sub(r"^n\d{8}[_\- ]*", "", label))) if text]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,9 +66,7 @@ class Model:
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
         self.output = check_kind(output, classifier)
-        self.classifier = known if classifier is None else classifier
-        if self.output != AUTO:
-            self.classifier = True
+        self.classifier = True if self.output != AUTO else known if classifier is None else classifier
         self._named = classifier is True or bool(self.labels)
         self._ending: Ending | None = None  # what the layout run showed of the output
         self._meaning: Meaning | None = None
@@ -79,6 +79,9 @@ class Model:
         self._given_layout = layout
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many numbers it returns for an image; known after the first run
+        self.spec: str | None = None  # its source and name; set by `load`, as are the next two
+        self.weights: tuple[Path, ...] = ()  # the files that its weights came from
+        self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {len(self.labels)} labels, {self.device}, {self.dtype})"
@@ -109,7 +112,7 @@ class Model:
 
     def _usual_preprocess(self) -> Preprocess:
         try:
-            return self.library.preprocess(self.module)
+            return preprocess.said_if_assumed(self.library.preprocess(self.module), self.name)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             said = f"{self.name}: its usual preprocessing cannot be made ({one_line(error, 120)})"
             raise ModelError(f"{said}; give one, Model(net, preprocess=…), or float tensors [B, 3, H, W]") from error
@@ -222,8 +225,12 @@ class Model:
             said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
             count = f" of {self.channels} channels" if images.ndim == 4 else ""
             raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
+        look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
-            refuse_infinite(images.sum())
+            preprocess.refuse_infinite(images.sum(dtype=torch.float64))
+            look()
+        elif not capturing(images):  # once, as it waits for the GPU
+            self.facts.find("range of an image on the GPU", look)
         return images
 
     def takes(self, images: Tensor) -> bool:
@@ -282,11 +289,8 @@ class Model:
                 if id(module) in names:
                     continue
                 names[id(module)] = name
-                left += [
-                    (f"{name}.{key}" if name else key, child)
-                    for key, child in own["_modules"].items()
-                    if child is not None
-                ]
+                inner = own["_modules"].items()
+                left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
                 compiled = compiled or is_compiled(module)
                 hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
                 for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
@@ -326,11 +330,6 @@ def unwrap(net: nn.Module) -> nn.Module:
 def capturing(images: Tensor) -> bool:
     """Is a graph being recorded, so that nothing may be asked of the GPU?"""
     return images.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def refuse_infinite(total: Tensor) -> None:
-    if not total.isfinite():
-        raise InputError("the image tensor contains NaN or infinite values")
 
 
 def later(value: Tensor) -> Callable[[], Tensor]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,6 +18,7 @@ from vitreous.plot.explained import Inspected
 from vitreous.plot.gif import gif_bytes
 from vitreous.plot.overlay import overlay, reduced
 from vitreous.plot.panel import LEGEND, MARGIN, Panel, framed, shape, sign
+from vitreous.plot.raster import drawn
 from vitreous.plot.sheet import BAR, BODY, GREY, HEAD, LABEL, QUIET, SMALL, Sheet
 
 AREA = 1.9  # of a map, in square inches
@@ -114,23 +115,21 @@ def frame(view: Discard, ratio: float, map: np.ndarray, cells: bool) -> Image.Im
     sheet.text(f"discarded: {percent(ratio)}", margin, y, room, LABEL)
     sheet.box(margin, y + 0.11, room, 0.06, BAR)
     sheet.box(margin, y + 0.11, room * ratio, 0.06, GREY)
-    buffer = io.BytesIO()
-    sheet.figure.savefig(buffer, format="png", dpi=DOTS, facecolor="white")
-    return Image.open(buffer).convert("RGB")
+    return drawn(sheet, DOTS)
 
 
-def save_gif(pictures: list[Image.Image], path: Path) -> None:
+def save_gif(pictures: list[Image.Image], path: Path, told: Mapping[str, Any] | None = None) -> None:
     """Write an animation, with smaller frames where it would be a large file."""
     if not pictures:
         raise InputError(f"{path}: there is no frame to write")
-    written = animated(pictures)
+    written = animated(pictures, told)
     while len(written) > MOST and min(pictures[0].size) > SMALLEST:
         size = round(0.85 * pictures[0].width), round(0.85 * pictures[0].height)
         pictures = [picture.resize(size, Image.Resampling.LANCZOS) for picture in pictures]
-        written = animated(pictures)
+        written = animated(pictures, told)
     write_whole(path, written)
 
 
-def animated(pictures: list[Image.Image]) -> bytes:
+def animated(pictures: list[Image.Image], told: Mapping[str, Any] | None = None) -> bytes:
     """The frames one after the other; the first and the last stay longer."""
-    return gif_bytes(pictures, [HOLD, *[STEP] * (len(pictures) - 2), HOLD][: len(pictures)])
+    return gif_bytes(pictures, [HOLD, *[STEP] * (len(pictures) - 2), HOLD][: len(pictures)], told)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -72,7 +74,15 @@ def veil(
 
 def paint(place: np.ndarray, signed: bool, control: bool) -> np.ndarray:
     """0…1 to colours, [… 3] in 0…255."""
-    return np.asarray(colour.colour_map(signed, control)(place), np.float32)[..., :3] * 255
+    colours = palette(signed, control)
+    return np.asarray(colours[np.minimum((place * len(colours)).astype(np.intp), len(colours) - 1)])
+
+
+@cache
+def palette(signed: bool, control: bool) -> np.ndarray:
+    """The colours of a map from 0 to 1, [n 3] in 0…255."""
+    colours = colour.colour_map(signed, control)
+    return np.asarray(colours(np.arange(colours.N)), np.float32)[:, :3] * 255
 
 
 def resample(

@@ -1,44 +1,99 @@
-"""Paper measured in inches from the upper left corner, and the words on it.
+"""Paper measured in inches from the upper left corner: boxes, images and words, each put at its place.
 
-Every piece is put at its place, so nothing moves when a label is long: it is shortened to the room it has. Nothing here
-touches pyplot or any other global state.
+Nothing moves when a label is long: it is shortened to the room it has. A sheet only remembers its pieces. `raster`
+draws them as pixels; `Sheet.figure` is the same sheet as a figure of matplotlib, for vector files and for charts.
+Nothing here touches pyplot or any other global state.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
 from PIL import Image
+
+from vitreous.plot.letters import (
+    BAR,
+    BODY,
+    GREY,
+    HEAD,
+    INK,
+    LABEL,
+    PALE,
+    QUIET,
+    SMALL,
+    Style,
+    printable,
+    width_of,
+)
+
+__all__ = [
+    "BAR",
+    "BODY",
+    "DPI",
+    "GREY",
+    "HEAD",
+    "INK",
+    "LABEL",
+    "PALE",
+    "QUIET",
+    "SMALL",
+    "Align",
+    "Box",
+    "Picture",
+    "Piece",
+    "Sheet",
+    "Style",
+    "Words",
+    "compact",
+    "printable",
+]
 
 Align = Literal["left", "center", "right"]
 
 DPI = 200
-FONT = "DejaVu Sans"  # comes with matplotlib, so a figure is the same everywhere
-INK, GREY, PALE, BAR = "#1A1C1F", "#5F6570", "#B4B9C2", "#DCE1E8"
 
 
 @dataclass(frozen=True)
-class Style:
-    """How a line of text looks."""
+class Box:
+    """A filled rectangle."""
 
-    size: float  # points
-    ink: str = INK
-    bold: bool = False
-
-    @cached_property
-    def font(self) -> FontProperties:
-        return FontProperties(family=FONT, size=self.size, weight="bold" if self.bold else "normal")
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
 
 
-HEAD, BODY, LABEL = Style(10.0, bold=True), Style(9.0), Style(8.0)
-QUIET, SMALL = Style(8.0, GREY), Style(7.5, GREY)
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image, stretched over its room."""
+
+    pixels: Image.Image | np.ndarray
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Words:
+    """One line of text that fits, its middle at `y`."""
+
+    words: str
+    x: float
+    y: float
+    style: Style
+    align: Align
+
+
+Piece = Box | Picture | Words
+LAYERS = (Box, Picture, Words)  # from the lowest
 
 
 class Sheet:
@@ -46,34 +101,48 @@ class Sheet:
 
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
-        self.figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-        self.figure.set_layout_engine("none")
-        self.renderer = FigureCanvasAgg(self.figure).get_renderer()  # type: ignore[no-untyped-call]
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set_axis_off()
-        self.axes.set_xlim(0, width)
-        self.axes.set_ylim(height, 0)
+        self.pieces: list[Piece] = []
+        self.canvas: Figure | None = None
+
+    @property
+    def figure(self) -> Figure:
+        """The sheet as a figure of matplotlib, made when it is first asked for; it may be drawn on."""
+        if self.canvas is None:
+            self.canvas = blank(self.width, self.height)
+            for piece in self.pieces:
+                put(self.canvas.axes[0], piece)
+        return self.canvas
+
+    @property
+    def axes(self) -> Axes:
+        """All of the figure, in inches from the upper left corner."""
+        return self.figure.axes[0]
+
+    @property
+    def layers(self) -> list[Piece]:
+        """All pieces in the order in which they cover each other."""
+        return sorted(self.pieces, key=lambda piece: LAYERS.index(type(piece)))
+
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        if self.canvas is not None:
+            put(self.canvas.axes[0], piece)
 
     def image(self, picture: Image.Image | np.ndarray, x: float, y: float, width: float, height: float) -> None:
-        where = (x, x + width, y + height, y)
-        pixels = np.asarray(picture)
-        self.axes.imshow(pixels, extent=where, aspect="auto", origin="upper", interpolation="antialiased", zorder=2)
+        self.add(Picture(picture, x, y, width, height))
 
     def box(self, x: float, y: float, width: float, height: float, fill: str) -> None:
-        self.axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor="none"))
+        self.add(Box(x, y, width, height, fill))
 
     def text(self, words: str, x: float, y: float, room: float, style: Style = BODY, align: Align = "left") -> None:
         """One line, its middle at `y`, shortened to `room` inches."""
         words = self.shorten(printable(words, style), room, style)
         if words:
-            drawn = self.axes.text(x, y, words, color=style.ink, ha=align, va="center_baseline", zorder=3)
-            drawn.set_fontproperties(style.font)
-            drawn.set_parse_math(False)  # a label may hold a dollar sign
-            drawn.set_usetex(False)
+            self.add(Words(words, x, y, style, align))
 
     def measure(self, words: str, style: Style = BODY) -> float:
         """Inches from the first letter to the last."""
-        return float(self.renderer.get_text_width_height_descent(words, style.font, False)[0]) / DPI
+        return width_of(words, style, DPI) / DPI
 
     def shorten(self, words: str, room: float, style: Style = BODY) -> str:
         """The words, or as much of them as fits with an ellipsis."""
@@ -98,14 +167,33 @@ class Sheet:
         return lines
 
 
-@cache
-def drawable(letter: str, style: Style) -> bool:
-    return get_font(findfont(style.font)).get_char_index(ord(letter)) != 0
+def blank(width: float, height: float) -> Figure:
+    """A figure of matplotlib whose only axes are the ruler of a sheet."""
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    figure.set_layout_engine("none")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    return figure
 
 
-def printable(words: str, style: Style = BODY) -> str:
-    """One line, with a box for each letter the font does not have."""
-    return "".join(letter if drawable(letter, style) else "□" for letter in " ".join(words.split()))
+def put(axes: Axes, piece: Piece) -> None:
+    """Draw one piece with matplotlib."""
+    if isinstance(piece, Box):
+        place = (piece.x, piece.y)
+        axes.add_patch(Rectangle(place, piece.width, piece.height, facecolor=piece.fill, edgecolor="none", zorder=1))
+    elif isinstance(piece, Picture):
+        where = (piece.x, piece.x + piece.width, piece.y + piece.height, piece.y)
+        pixels = np.asarray(piece.pixels)
+        axes.imshow(pixels, extent=where, aspect="auto", origin="upper", interpolation="antialiased", zorder=2)
+    else:
+        align, ink = piece.align, piece.style.ink
+        drawn = axes.text(piece.x, piece.y, piece.words, color=ink, ha=align, va="center_baseline", zorder=3)
+        drawn.set_fontproperties(piece.style.font)
+        drawn.set_parse_math(False)  # a label may hold a dollar sign
+        drawn.set_usetex(False)
 
 
 def compact(number: float) -> str:

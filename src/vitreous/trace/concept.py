@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitreous._support.files import write_whole
 from vitreous._support.memory import batch_size
+from vitreous._support.words import plain
 from vitreous.errors import InputError, TargetError, nearest, one_line
 from vitreous.images import pictures
 from vitreous.models.fingerprint import fingerprint
@@ -113,10 +114,11 @@ class Concept(Target):
     def find(cls, name: str, model: Model) -> Concept:
         """Load a concept by file, or by its name in the folder `vitreous-concepts`."""
         places = [Path(name), FOLDER / f"{name}.safetensors"]
+        kept = sorted(FOLDER.glob("*.safetensors"))
+        places += [place for place in kept if plain(place.stem) == plain(name)]
         file = next((place for place in places if place.is_file()), None)
         if file is None:
-            known = [p.stem for p in FOLDER.glob("*.safetensors")]
-            hint = nearest(name, known) or "; build it: vitreous concept build NAME IMAGES…"
+            hint = nearest(name, [place.stem for place in kept]) or "; build it: vitreous concept build NAME IMAGES…"
             raise TargetError(f"there is no concept {name!r} here{hint}")
         found = cls.load(file)
         found.check(model)

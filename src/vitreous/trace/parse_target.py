@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from vitreous.errors import TargetError, nearest
-from vitreous.models.labels import find_exact
+from vitreous.errors import TargetError
+from vitreous.models.labels import ClassNames, fitting, suggest
 from vitreous.models.model import Model
 from vitreous.trace.concept import Concept, Text
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, as_target, checked
 from vitreous.trace.text import embed_text
+
+SHOWN = 5  # classes that an ambiguous name may mean
+Find = Callable[[str, Model], int | None]
 
 
 def parse(given: Any, model: Model, outputs: int) -> Target:
@@ -52,8 +55,8 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
     kind = kind.lower()
     if colon and kind in ("text", "concept", "neuron"):
         return parse_kind(kind, rest.strip(), model, outputs)
-    for part in (False, True):  # whole names first, then parts of names
-        found = parse_plain(text, model, outputs, part) or parse_contrast(text, model, outputs, part)
+    for find in (find_written, find_named, find_class):  # whole names first, then parts of names
+        found = parse_plain(text, model, outputs, find) or parse_contrast(text, model, outputs, find)
         if found is not None:
             return found
     raise unknown_class(text, model)
@@ -64,8 +67,8 @@ def listed(text: str) -> list[str]:
     return [text] if "text:" in text.lower() else [part.strip() for part in text.split(";")]
 
 
-def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | None:
-    """Parse a number, a rank or a class name (`part`: also a text that only one label contains)."""
+def parse_plain(text: str, model: Model, outputs: int, find: Find) -> Target | None:
+    """Parse a number, a rank or a class name."""
     if not text:
         return None
     if re.fullmatch(r"-?\d+", text):
@@ -74,17 +77,15 @@ def parse_plain(text: str, model: Model, outputs: int, part: bool) -> Target | N
         top = Top(int(text[3:].lstrip("-")))
         top.check(model, outputs)
         return top
-    found = find_class(text, model) if part else find_exact(text, model.labels)
-    if found is not None:
-        return Class(found)
-    return None
+    found = find(text, model)
+    return None if found is None else Class(found)
 
 
-def parse_contrast(text: str, model: Model, outputs: int, part: bool) -> Target | None:
+def parse_contrast(text: str, model: Model, outputs: int, find: Find) -> Target | None:
     """Parse a contrast: split at the first dash with a target on both sides (names may contain dashes too)."""
     for dash in [i for i, c in enumerate(text) if c == "-"]:
         with suppress(TargetError):
-            one, other = (parse_plain(t.strip(), model, outputs, part) for t in (text[:dash], text[dash + 1 :]))
+            one, other = (parse_plain(t.strip(), model, outputs, find) for t in (text[:dash], text[dash + 1 :]))
             if one is not None and other is not None:
                 return Contrast(one, other)
     return None
@@ -102,16 +103,25 @@ def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
     return Neuron(checked(int(rest), outputs, "neuron"))
 
 
+def find_written(text: str, model: Model) -> int | None:
+    """The class of which this is a name as written, but for the case."""
+    return ClassNames(model.labels).written(text)
+
+
+def find_named(text: str, model: Model) -> int | None:
+    """The class of this name; hyphens, underscores and spaces are equal."""
+    return ClassNames(model.labels).find(text)
+
+
 def find_class(text: str, model: Model) -> int | None:
-    """The class with this name, else the only one whose label contains the text."""
-    exact, low = find_exact(text, model.labels), text.lower()
-    if exact is not None:
-        return exact
-    part = [i for i, label in model.labels.items() if low in label.lower()]
-    if len(part) > 1:
-        some = ", ".join(f"{model.label(i)} ({i})" for i in part[:5])
-        raise TargetError(f"{text!r} fits {len(part)} classes: {some}{' …' if len(part) > 5 else ''}; give one of them")
-    return part[0] if part else None
+    """The only class with these whole words in its name, else with words that begin so, else that contains the text."""
+    found = fitting(text, model.labels)
+    best = [(number, name) for grade, number, name in found if grade == found[0][0]]
+    if len(best) > 1:
+        some = ", ".join(f"{name} ({number})" for number, name in best[:SHOWN])
+        more = " …" if len(best) > SHOWN else ""
+        raise TargetError(f"{text!r} fits {len(best)} classes: {some}{more}; give one of them")
+    return best[0][0] if best else None
 
 
 def unknown_class(text: str, model: Model) -> TargetError:
@@ -119,5 +129,4 @@ def unknown_class(text: str, model: Model) -> TargetError:
         return TargetError(
             f"unknown class {text!r}: {model.name} has no labels; give a class number, or load the model with labels"
         )
-    short = [name.strip() for label in model.labels.values() for name in label.split(",")]
-    return TargetError(f"unknown class {text!r}{nearest(text, short)}")
+    return TargetError(f"unknown class {text!r}{suggest(text, model.labels)}")

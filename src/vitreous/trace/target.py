@@ -23,11 +23,7 @@ Scoring = Callable[[Output, Tensor], Scores]  # every target is one; a plain fun
 
 
 class Target(ABC):
-    """Base class of targets: maps the output, or the embedding before the classifier, to one number per image.
-
-    A custom target needs only `__call__`; everything else has a default here. Wherever the library takes a target, it
-    also takes a plain function `(output, embedding) -> scores`.
-    """
+    """Base class of targets: the output, or the embedding before the classifier, to a number; needs only `__call__`."""
 
     @abstractmethod
     def __call__(self, output: Output, embedding: Tensor) -> Scores: ...
@@ -308,6 +304,9 @@ class Each(Target):
 
     def for_any_model(self) -> Target:
         return Each(tuple(target.for_any_model() for target in self.targets))
+
+    def single(self) -> Target:
+        return self.targets[0].single() if len(self.targets) == 1 else self
 
     def __str__(self) -> str:
         return ";".join(map(str, self.targets))

@@ -16,8 +16,9 @@ from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
+from vitreous.images.preprocess import refuse_infinite
 from vitreous.models.layout import pool_weights, read_weights
-from vitreous.models.model import Model, capturing, later, refuse_infinite
+from vitreous.models.model import Model, capturing, later
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
 from vitreous.trace.target import Target
@@ -39,7 +40,7 @@ class Trace:
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
-        self._sum = later(self.images.sum()) if self.images.is_cuda and not capturing(self.images) else None
+        self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
         if not keeps_apart(self):
             self.layout = model.alone_at(self.size)

@@ -11,13 +11,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 
+from vitreous._support.arrays import plain
 from vitreous._support.words import finite
-from vitreous.attribution import Attribution, Views, attribute, plain
+from vitreous.attribution import Attribution, attribute
 from vitreous.images.pictures import Picture
 from vitreous.plot.colour import is_control, limits
 from vitreous.registry import METHODS, Method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 from vitreous.web import engine as engines
 from vitreous.web import schema
 from vitreous.web.common import (

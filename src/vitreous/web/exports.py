@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from vitreous.attribution import Attribution, Views, attribute, plain
+from vitreous._support.arrays import npz_bytes, plain
+from vitreous._support.marks import identity_of, identity_of_result
+from vitreous.attribution import Attribution, attribute
 from vitreous.models.output import Meaning
 from vitreous.plot.figure import explanation_figure, png_bytes
 from vitreous.registry import METHODS
 from vitreous.trace.tokens import one_head, projections, read_by
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 from vitreous.types import Map
 from vitreous.web import schema
 from vitreous.web.attention import Head, Token, looked, query
@@ -48,8 +51,7 @@ async def several(engine: Served, asked: schema.MapsAsked) -> Response:
 async def single(engine: Served, map: HexPath) -> Response:
     """One map, as `Attribution.save` writes it."""
     kept = engine.map(map)
-    held = {"map": kept.attribution.map.numpy(), "provenance": json.dumps(kept.provenance)}
-    return zipped(held, kept.meta["method"])
+    return zipped({"map": kept.attribution.map.numpy()}, {"map": kept.provenance}, kept.meta["method"])
 
 
 def stored(kept: Sequence[Kept]) -> list[Named]:
@@ -73,14 +75,24 @@ def archive(maps: Iterable[Named], title: str) -> Response:
     """A file of several maps, in the format of the command line."""
     found = {name: (values, told) for name, values, told in maps}
     arrays = {name: values for name, (values, _) in found.items()}
-    return zipped({**arrays, "provenance": json.dumps({name: told for name, (_, told) in found.items()})}, title)
+    return zipped(arrays, {name: told for name, (_, told) in found.items()}, title)
 
 
-def zipped(arrays: dict[str, Any], title: str) -> Response:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+def zipped(arrays: dict[str, Any], told: dict[str, Any], title: str) -> Response:
+    """An .npz file of arrays with the provenance of each."""
+    identity = identity_of({name: identity_of_result(one) for name, one in told.items()})
+    maps = {name: without_folders(one) for name, one in told.items()}
+    written = npz_bytes(arrays, {"identity": identity, "maps": maps})
     headers = {"Content-Disposition": f'attachment; filename="{title}.npz"', "Cache-Control": "no-store"}
-    return Response(buffer.getvalue(), media_type="application/zip", headers=headers)
+    return Response(written, media_type="application/zip", headers=headers)
+
+
+def without_folders(provenance: dict[str, Any]) -> dict[str, Any]:
+    """The same without the folders of this computer, which are not for visitors; hashes tell which files they were."""
+    weights = provenance.get("weights") or {}
+    files = [{**one, "path": Path(one["path"]).name} for one in weights.get("files", ())]
+    sources = [{**one, "path": one.get("path") and Path(one["path"]).name} for one in provenance["sources"]]
+    return {**provenance, "weights": {**weights, "files": files}, "sources": sources}
 
 
 # ------------------------------------------------------------------------------------------------ attention and inside

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from vitreous._support.words import plain
+from vitreous.models.labels import fitting
 from vitreous.models.model import Model
 from vitreous.plot.colour import is_control, line_colour
 from vitreous.registry import METHODS, METRICS, Metric
@@ -97,7 +99,7 @@ async def labels(
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
 ) -> list[schema.Label]:
     """Classes whose label holds the words, the best match first; a number finds its class."""
-    found = search(engine.find(model).model, q.strip().lower(), limit)
+    found = search(engine.find(model).model, q.strip(), limit)
     return [schema.Label(index=index, label=label) for index, label in found]
 
 
@@ -120,17 +122,8 @@ async def target(
 
 
 def search(model: Model, words: str, limit: int) -> list[tuple[int, str]]:
-    """Whole names, then names that begin with the words, then words that do, then the rest."""
-
-    def rank(index: int, label: str) -> int | None:
-        low = label.lower()
-        names = [name.strip() for name in low.split(",")]
-        if words == str(index) or words in names:
-            return 0
-        if any(name.startswith(words) for name in names):
-            return 1
-        return 2 if f" {words}" in low else 3 if words in low else None
-
-    ranked = [(rank(i, label), i, label) for i, label in model.labels.items()]
-    best = sorted((r, i, label) for r, i, label in ranked if r is not None)
-    return [(i, label) for _, i, label in best[:limit]]
+    """Whole names, then names with these words, then words that begin so, then the rest; all classes for no words."""
+    numbered = [int(words)] if words.isdigit() and int(words) in model.labels else []
+    ranked = sorted(fitting(words, model.labels), key=lambda one: (one[0], not plain(one[2]).startswith(plain(words))))
+    found = [number for _, number, _ in ranked] if words else list(model.labels)
+    return [(number, model.labels[number]) for number in dict.fromkeys((*numbered, *found))][:limit]

@@ -29,7 +29,7 @@ def write(engine: Engine, served: Served, asked: schema.ExplainAsked, *, alone: 
     held = list({one.concept.name: one for one in concepts.values()}.values())
     photo = engine.name_of(asked.image)
     packaged = engine.packaged.get(asked.image)
-    within = None if packaged is None else packaged.relative_to(ASSETS.parent).as_posix()
+    within = packaged.relative_to(ASSETS.parent).as_posix() if packaged else None
     source = located(served.source) if alone else bare(served.source)
     file = photo
     if packaged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from vitreous._support.words import plain
 from vitreous.errors import TargetError
 from vitreous.trace.parse_target import parse, parse_kind
 from vitreous.trace.target import Contrast, Target, no_classifier
@@ -62,7 +63,9 @@ def find_concept(engine: Engine, served: Served, name: str) -> Target:
 
 def find_held(engine: Engine, served: Served, name: str) -> Held | None:
     """A concept by its id, else the last used of this name."""
-    named = [one for one in engine.concepts.values() if one.concept.name == name and one.model == served.name]
+    here = [one for one in engine.concepts.values() if one.model == served.name]
+    named = [one for one in here if one.concept.name == name]
+    named = named or [one for one in here if plain(one.concept.name) == plain(name)]
     return engine.concepts.get(name) or (named[-1] if named else None)
 
 

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from vitreous.errors import InputError, one_line
 from vitreous.images import pictures
-from vitreous.images.bands import ARRAYS, Bands
+from vitreous.images.bands import ARRAYS, Bands, check_size
 from vitreous.images.pictures import Picture
 from vitreous.web.limits import FORMATS, Limits
 from vitreous.web.problems import Problem
@@ -83,7 +83,7 @@ def open_picture(part: Part, limits: Limits, channels: int = 3) -> Picture:
                 if wide * high > limits.pixels:
                     most = limits.pixels // 10**6
                     raise Problem(413, f"{part.name}: {wide}×{high} is more than {most} megapixels; shrink it first")
-                pictures.check_size(wide, high, part.name)
+                check_size(wide, high, part.name)
                 if channels != 3:
                     held = io.BytesIO(part.held)
                     return Picture(*pictures.decode_bands(image, held, Path(part.name), part.name, channels))

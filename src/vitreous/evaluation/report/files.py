@@ -12,10 +12,11 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous._support.arrays import plain
 from vitreous._support.files import write_whole
+from vitreous._support.marks import FORMAT, KEY, identity_of
 from vitreous._support.statistics import LEVEL, TIMES, Summary
 from vitreous._support.words import finite
-from vitreous.attribution import plain
 from vitreous.version import VERSION
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from vitreous.evaluation.results import Board
 
 PARTIAL = "leaderboard.partial.csv"
+WRITTEN = ("leaderboard.json", "leaderboard.parquet", "leaderboard.csv", "curves.parquet", "report.html", PARTIAL)
 OF_METHODS = ("mean_rank", "seconds", "forwards", "verdict")  # columns that are the same for every metric
 LIBRARIES = ("torch", "timm", "transformers", "numpy")
 FIELDS = ("image", "label", "target", "method", "metric", "value", "seconds", "note")
@@ -44,6 +46,10 @@ class Log:
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(csv_text(rows, FIELDS, head=False))
         self.written |= new
+
+    def drop(self) -> None:
+        """Remove the file: its rows are not wanted."""
+        self.path.unlink(missing_ok=True)
 
 
 def write_all(board: Board, folder: Path) -> list[Path]:
@@ -152,8 +158,10 @@ def method_rows(board: Board, summary: Summary) -> list[dict[str, Any]]:
 
 def told(board: Board, summary: Summary) -> dict[str, Any]:
     """Everything needed to run it again, and what came out, as JSON."""
-    about, plan = board.about, board.plan
+    about = board.about
     return {
+        KEY: FORMAT,
+        "identity": identity(board),
         "model": {
             "name": about.name,
             "fingerprint": about.fingerprint,
@@ -169,14 +177,7 @@ def told(board: Board, summary: Summary) -> dict[str, Any]:
             "masks": sum(sample.mask is not None for sample in board.data.samples),
             "labels": sum(sample.label is not None for sample in board.data.samples),
         },
-        "settings": {
-            "target": str(plan.target) if plan.target is not None else "label, else top-1",
-            "seed": plan.seed,
-            "resamples": TIMES,
-            "level": LEVEL,
-            "methods": {name: plain(asked.values) for name, asked in plan.methods.items()},
-            "metrics": {name: plain(asked.values) for name, asked in plan.metrics.items()},
-        },
+        "settings": settings(board),
         "finished": board.finished,
         "forward_seconds": finite(board.forward),
         "judged": [metric for metric, judged in zip(summary.metrics, summary.judged) if judged],
@@ -186,6 +187,25 @@ def told(board: Board, summary: Summary) -> dict[str, Any]:
         "failures": board.failures(),
         "versions": {"vitreous": VERSION, "python": platform.python_version(), **versions()},
     }
+
+
+def settings(board: Board) -> dict[str, Any]:
+    plan = board.plan
+    return {
+        "target": str(plan.target) if plan.target is not None else "label, else top-1",
+        "seed": plan.seed,
+        "resamples": TIMES,
+        "level": LEVEL,
+        "methods": {name: plain(asked.values) for name, asked in plan.methods.items()},
+        "metrics": {name: plain(asked.values) for name, asked in plan.metrics.items()},
+    }
+
+
+def identity(board: Board) -> str:
+    """A short hash of what the values follow from: model, images, labels, masks and settings."""
+    about = board.about
+    model = {"fingerprint": about.fingerprint, "dtype": about.dtype, "size": about.size}
+    return identity_of({"model": model, "data": board.data.fingerprint, "version": VERSION, **settings(board)})
 
 
 def versions() -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
+from vitreous._support.arrays import plain
 from vitreous._support.statistics import FEW, LEVEL, Summary
 from vitreous._support.templates import render
-from vitreous.attribution import plain
 from vitreous.evaluation.report.page import HOME, data_uri, inline_svg, shade, whole_page
 from vitreous.evaluation.results import describes
 from vitreous.plot.colour import is_control, is_level, limits, line_colour

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous._support.arrays import plain
 from vitreous._support.files import write_whole
-from vitreous.attribution import plain
+from vitreous._support.marks import FORMAT, KEY, identity_of
 from vitreous.evaluation.report.page import inline_svg, whole_page
 from vitreous.plot.figure import save_figure
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from vitreous.evaluation.study.read import Study
 
 FIGURES = "figures"
+WRITTEN = ("findings.json", "report.html", FIGURES)
 INCH = 120  # pixels of an inch of a figure
-FAILURES = 50  # that are named on the page
+FAILURES, LISTED = 50, 1000  # that are named on the page, and in findings.json
 
 
 def write_report(study: Study, out: Path | None = None, found: dict[str, Findings] | None = None) -> list[Path]:
@@ -45,16 +48,25 @@ def file_name(chart: Chart, model: str) -> str:
 
 
 def as_json(study: Study, found: dict[str, Findings]) -> dict[str, Any]:
-    """Everything the page says, as JSON."""
+    """Everything the page says, as JSON; of many failures, the first and their number."""
+    failed = study.failed()
     return {
+        KEY: FORMAT,
+        "identity": identity(study),
         "study": study.manifest,
         "finished": study.finished,
-        "failed": study.failed(),
+        "failed": dict(islice(failed.items(), LISTED)),
+        "images_failed": len(failed),
         "models": {
             name: {"lead": one.lead, "told": list(one.told), "numbers": plain(one.numbers)}
             for name, one in found.items()
         },
     }
+
+
+def identity(study: Study) -> str:
+    """The same for every report of one study."""
+    return identity_of({"report of": study.manifest["id"]})
 
 
 def page(study: Study, found: dict[str, Findings], drawn: dict[tuple[str, str], dict[str, Any]]) -> str:
@@ -71,7 +83,7 @@ def page(study: Study, found: dict[str, Findings], drawn: dict[tuple[str, str], 
         summary=study.kind.summary,
         about=about,
         unfinished="" if study.finished else unfinished,
-        models=[{"name": name, "found": one, "body": study.kind.body(study.of(name))} for name, one in found.items()],
+        models=[{"name": name, "found": one, "body": one.body and one.body()} for name, one in found.items()],
         drawn=drawn,
         failed=failed,
         most_failures=FAILURES,

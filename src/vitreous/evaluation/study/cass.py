@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vitreous.attribution import Attribution
+from vitreous.evaluation.study.columns import codes, joined, table_of
 from vitreous.evaluation.study.findings import Chart, Findings
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene
 from vitreous.evaluation.study.maps import check_methods
@@ -51,6 +52,9 @@ class Cass(Kind):
     def methods(self) -> Mapping[str, Mapping[str, Any]]:
         return {"cass": self.options}
 
+    def declared(self, method: str) -> str:
+        return "cass_attention"
+
     def columns(self) -> dict[str, pyarrow.DataType]:
         import pyarrow as pa
 
@@ -80,11 +84,9 @@ class Cass(Kind):
         return found
 
     def findings(self, study: Rows) -> Findings:
-        table, layers = study.to_arrow(columns=["class", "cass"]), study.about["layers"]
-        good = table.filter(table["cass"].is_valid())
-        flat = np.array(good["cass"].to_pylist(), np.float32)
-        scores = flat.reshape(len(flat), layers, -1) if len(flat) else np.zeros((0, layers, 1), np.float32)
-        found = similarity_findings(scores, good["class"].to_pylist(), study.seed)
+        layers = study.about["layers"]
+        scores, groups = scores_of(study, layers)
+        found = similarity_findings(scores, groups, study.seed)
         shown = [example for example in study.examples() if example.parts is not None]
         if not shown:
             return found
@@ -95,6 +97,21 @@ class Cass(Kind):
             lambda: heads_chart(shown[0], layers, study.model),
         )
         return Findings(found.lead, found.told, found.tables, [first, *found.charts], found.numbers)
+
+
+def scores_of(study: Rows, layers: int) -> tuple[np.ndarray, list[str | None]]:
+    """The scores of all images [N L H] and their classes; the name of a class is kept once."""
+    parts, groups, known = [], list[str | None](), dict[str | None, str | None]()
+    for table in study.tables(["class", "cass"]):
+        good = table.filter(table["cass"].is_valid())
+        if good.num_rows:
+            parts.append(table_of(good["cass"], len(good["cass"][0])))
+        names, which = codes(good["class"])
+        names = [known.setdefault(name, name) for name in [*names, None]]  # the last is that of −1
+        groups += [names[i] for i in which]
+    if not parts:
+        return np.zeros((0, layers, 1), np.float32), groups
+    return joined(parts).reshape(len(groups), layers, -1), groups
 
 
 def heads_chart(example: Example, layers: int, model: str) -> Figure:

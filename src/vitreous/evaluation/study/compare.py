@@ -56,8 +56,8 @@ class Compare(Maps):
     def findings(self, study: Rows) -> Findings:
         names = list(self.methods)
         gathered = Agreement(names, study.seed)
-        for group in study.groups():
-            gathered.add(np.stack([group[name] for name in names]))
+        for stack in study.stacks():
+            gathered.add_all(stack)
         configured = [ConfiguredMethod(METHODS[name], values) for name, values in self.methods.items()]
         return findings_of(gathered, [one.label for one in configured if one.options])
 

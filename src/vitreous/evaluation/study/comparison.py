@@ -5,7 +5,7 @@ r within   = the mean over images of Pearson's r between two maps of an image
 r pooled   = Pearson's r over all tokens of all images, of s′ or of s
 sparsity   = share of tokens with |s| < 0.05 · max s, of max |s| where no s is positive; mean over images
 
-Images come one by one; what is kept of each is a few numbers a pair of methods. Their order does not matter.
+Images come some at a time; what is kept of each is a few numbers a pair of methods. Their order does not matter.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ EDGES = (0.01, 0.05, 0.2, 0.5)  # of an image's largest attention
 FINE = 1000  # steps of a histogram from 0 to 1
 SAMPLE = 20_000  # tokens kept to be drawn
 Scores = Float[np.ndarray, "M n"]  # methods, tokens of one image
-There = Bool[np.ndarray, "M"]
+Stack = Float[np.ndarray, "B M n"]  # of several
+There = Bool[np.ndarray, "B M"]
 Square = Float[np.ndarray, "M M"]
+Squares = Float[np.ndarray, "B M M"]
 Key = tuple[Any, ...]  # names a series of numbers, one per image
 
 
 class Agreement:
-    """Gathers the maps of all methods, one image and target at a time."""
+    """Gathers the maps of all methods, some images and targets at a time."""
 
     def __init__(self, methods: Sequence[str], seed: int = 0) -> None:
         if not methods or len(set(methods)) < len(methods):
@@ -48,45 +50,53 @@ class Agreement:
         self.scaled, self.raw = Pooled(count), Pooled(count)
         self.signs, self.bins = Signs(count), Bins()
         self.sample = Sample(count)
-        self._rows: list[tuple[int, np.ndarray]] = []  # an image's fingerprint, its numbers
+        self._keys = [np.zeros(0, np.uint64)]  # fingerprints of images
+        self._rows = [np.zeros((0, count * (count + 1)))]  # their numbers
 
     def add(self, maps: Scores) -> None:
         """Add one image with each method's scores; a row with NaN or infinity is a map that failed."""
-        if len(maps) != len(self.methods) or not maps.shape[1]:
-            raise InputError(f"maps {list(maps.shape)}: give [{len(self.methods)}, tokens], a row for each method")
+        self.add_all(maps[None])
+
+    def add_all(self, maps: Stack) -> None:
+        """Add several images of as many tokens each."""
+        if maps.ndim != 3 or maps.shape[1] != len(self.methods) or not maps.shape[2]:
+            raise InputError(f"maps {list(maps.shape[1:])}: give [{len(self.methods)}, tokens], a row for each method")
         scores = np.ascontiguousarray(maps, np.float64)
-        key = int.from_bytes(blake2b(scores.tobytes(), digest_size=8).digest(), "big")
-        there: There = np.asarray(np.isfinite(scores).all(1))
-        scores = np.where(there[:, None], scores, 0)
+        keys = [int.from_bytes(blake2b(image.tobytes(), digest_size=8).digest(), "big") for image in scores]
+        there = np.asarray(np.isfinite(scores).all(2))
+        scores = np.where(there[:, :, None], scores, 0)
         scaled = relative(scores)
-        varied = there & (np.ptp(scaled, axis=1) > ROUNDING)
-        self.failed += ~there
-        self.constant += there & ~varied
-        self.negative |= (scores < 0).any(1)
+        varied = there & (np.ptp(scaled, axis=2) > ROUNDING)
+        self.failed += (~there).sum(0)
+        self.constant += (there & ~varied).sum(0)
+        self.negative |= (scores < 0).any((0, 2))
         self.scaled.add(scaled, there)
         self.raw.add(scores, there)
         same = self.signs.add(scaled, there)
         if {"attention", "cdam"} <= set(self.methods):
-            self.bins.add(*(np.abs(scaled[self.methods.index(name)]) for name in ("attention", "cdam")))
-        lots = np.asarray(np.random.default_rng([self.seed, key]).random(maps.shape[1]))
-        self.sample.add(np.where(there[:, None], scaled, np.nan), lots)
-        sparse = np.where(there, sparsity(scores), np.nan)
-        upper = np.triu_indices(len(self.methods), 1)
-        numbers = (correlation(scaled, varied)[upper], same[upper], sparse, self._dimmed(scaled, there))
-        self._rows.append((key, np.concatenate(numbers)))
+            self.bins.add(*(np.abs(scaled[:, self.methods.index(name)]) for name in ("attention", "cdam")))
+        lots = np.concatenate([np.random.default_rng([self.seed, key]).random(maps.shape[2]) for key in keys])
+        drawn = np.where(there[:, :, None], scaled, np.nan)
+        self.sample.add(np.moveaxis(drawn, 1, 0).reshape(len(self.methods), -1), lots)
+        sparse = np.where(there, sparsity(scores.reshape(-1, maps.shape[2])).reshape(there.shape), np.nan)
+        one, other = np.triu_indices(len(self.methods), 1)
+        numbers = (correlation(scaled, varied)[:, one, other], same[:, one, other], sparse, self._dimmed(scaled, there))
+        self._keys.append(np.array(keys, np.uint64))
+        self._rows.append(np.concatenate(numbers, 1))
 
-    def _dimmed(self, scaled: Scores, there: There) -> Float[np.ndarray, "M"]:
+    def _dimmed(self, scaled: Stack, there: There) -> Float[np.ndarray, "B M"]:
         """By how much gae is higher on the tokens that each method calls negative than on all tokens."""
-        against = scaled <= -NOTHING
-        if "gae" not in self.methods or not there[at := self.methods.index("gae")]:
-            return np.full(len(self.methods), np.nan)
-        count = against.sum(1)
-        off = against @ scaled[at] / np.maximum(count, 1) - scaled[at].mean()
-        return np.where(count > 0, off, np.nan)
+        if "gae" not in self.methods:
+            return np.full(there.shape, np.nan)
+        at = self.methods.index("gae")
+        against, gae = scaled <= -NOTHING, scaled[:, at]
+        count = against.sum(2)
+        off = np.einsum("bmn,bn->bm", against, gae) / np.maximum(count, 1) - gae.mean(1)[:, None]
+        return np.where((count > 0) & there[:, at, None], off, np.nan)
 
     @property
     def images(self) -> int:
-        return len(self._rows)
+        return sum(map(len, self._keys))
 
     @property
     def series(self) -> dict[Key, Float[np.ndarray, "N"]]:
@@ -94,13 +104,13 @@ class Agreement:
         pairs = list(combinations(self.methods, 2))
         keys: list[Key] = [("r", *pair) for pair in pairs] + [("same", *pair) for pair in pairs]
         keys += [("sparsity", name) for name in self.methods] + [("dimmed", name) for name in self.methods]
-        rows = [row for _, row in sorted(self._rows, key=lambda item: item[0])]
-        return dict(zip(keys, np.stack(rows, 1) if rows else np.zeros((len(keys), 0))))
+        order = np.argsort(np.concatenate(self._keys), kind="stable")
+        return dict(zip(keys, np.concatenate(self._rows)[order].T))
 
 
-def relative(scores: Scores) -> Scores:
-    """s / max |s|; a map of zeros stays zero."""
-    most = np.abs(scores).max(1, keepdims=True)
+def relative(scores: np.ndarray) -> np.ndarray:
+    """s / max |s| along the last axis; a map of zeros stays zero."""
+    most = np.abs(scores).max(-1, keepdims=True)
     return np.asarray(scores / np.where(most > 0, most, 1))
 
 
@@ -109,16 +119,17 @@ def sparsity(scores: Scores) -> Float[np.ndarray, "M"]:
     return np.asarray(share_of_little(torch.from_numpy(scores), NOTHING), np.float64)
 
 
-def correlation(scores: Scores, varied: There) -> Square:
-    """Pearson's r between the rows; NaN for rows that do not vary."""
-    found = np.full((len(scores), len(scores)), np.nan)
-    if varied.any():
-        found[np.ix_(varied, varied)] = np.corrcoef(scores[varied])
-    return found
+def correlation(scores: Stack, varied: There) -> Squares:
+    """Pearson's r between the rows of each image; NaN for rows that do not vary."""
+    off = scores - scores.mean(2, keepdims=True)
+    shared = off @ off.transpose(0, 2, 1)
+    size = np.sqrt(np.where(varied, np.diagonal(shared, axis1=1, axis2=2), np.nan))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.clip(shared / size[:, :, None] / size[:, None, :], -1, 1))
 
 
 class Pooled:
-    """Pearson's r over all tokens of all images, without keeping them: pairwise sums of squares, merged image by image.
+    """Pearson's r over all tokens of all images, without keeping them: pairwise sums of squares, merged part by part.
 
     C ← C + c + (m − M)(m′ − M′) · N n / (N + n)
     """
@@ -129,18 +140,27 @@ class Pooled:
         self.mean = np.zeros(square)  # of the row's method, over the images that the column's method has too
         self._spread, self._shared = np.zeros(square), np.zeros(square)
 
-    def add(self, scores: Scores, there: There) -> None:
-        """Add one image; missing methods are left out of their pairs."""
-        both, tokens = np.outer(there, there), scores.shape[1]
+    def add(self, scores: Stack, there: There) -> None:
+        """Add images; missing methods are left out of their pairs."""
+        both, tokens = there[:, :, None] & there[:, None, :], scores.shape[2]
+        images = both.sum(0)
         with np.errstate(over="ignore", invalid="ignore"):
-            means = scores.mean(1, keepdims=True)
-            shared = (scores - means) @ (scores - means).T
-            step = np.where(both, means - self.mean, 0)
-            weight = self.count * tokens / (self.count + tokens)
-            self._shared += np.where(both, shared + step * step.T * weight, 0)
-            self._spread += np.where(both, np.diag(shared)[:, None] + step**2 * weight, 0)
-        self.count += both * tokens
-        self.mean += step * tokens / np.maximum(self.count, 1)
+            means = scores.mean(2, keepdims=True)
+            shared = (scores - means) @ (scores - means).transpose(0, 2, 1)
+            mean = np.where(both, means, 0).sum(0) / np.maximum(images, 1)
+            off = np.where(both, means - mean, 0)
+            step, weight = self._step(mean, images * tokens)
+            own = np.diagonal(shared, axis1=1, axis2=2)[:, :, None] + tokens * off**2
+            shared = shared + tokens * off * off.transpose(0, 2, 1)
+            self._shared += np.where(both, shared, 0).sum(0) + step * step.T * weight
+            self._spread += np.where(both, own, 0).sum(0) + step**2 * weight
+        self.count += images * tokens
+        self.mean += step * images * tokens / np.maximum(self.count, 1)
+
+    def _step(self, mean: Square, count: Square) -> tuple[Square, Square]:
+        """How far the mean of more tokens lies from that of those before, and its weight."""
+        step = np.where(count > 0, mean - self.mean, 0)
+        return step, self.count * count / np.maximum(self.count + count, 1)
 
     @property
     def r(self) -> Square:
@@ -162,17 +182,19 @@ class Signs:
         self.both_up, self.both_down, self.apart = np.zeros(square), np.zeros(square), np.zeros(square)
         self.against, self.score, self.above = np.zeros(square), np.zeros(square), np.zeros(square)
 
-    def add(self, scaled: Scores, there: There) -> Square:
-        """Add one image; return the share of equal signs in it."""
+    def add(self, scaled: Stack, there: There) -> Squares:
+        """Add images; return the share of equal signs in each."""
         up, down = ((sign * scaled >= NOTHING).astype(np.float64) for sign in (1, -1))
-        both_up, both_down, apart = up @ up.T, down @ down.T, up @ down.T
-        self.both_up += both_up
-        self.both_down += both_down
-        self.apart += apart
-        self.against += np.outer(down.sum(1), there)
-        self.score += down @ scaled.T
-        self.above += down @ (scaled > 0).T
-        return share(both_up + both_down, both_up + both_down + apart + apart.T)
+        both_up, both_down, apart = (
+            one @ other.transpose(0, 2, 1) for one, other in ((up, up), (down, down), (up, down))
+        )
+        self.both_up += both_up.sum(0)
+        self.both_down += both_down.sum(0)
+        self.apart += apart.sum(0)
+        self.against += down.sum(2).T @ there
+        self.score += (down @ scaled.transpose(0, 2, 1)).sum(0)
+        self.above += (down @ (scaled > 0).transpose(0, 2, 1)).sum(0)
+        return share(both_up + both_down, both_up + both_down + apart + apart.transpose(0, 2, 1))
 
     @property
     def tokens(self) -> Square:
@@ -204,17 +226,18 @@ class Bins:
         self.levels: Int[np.ndarray, "R F"] = np.zeros((rows, FINE), np.int64)
         self.lowest = math.inf
 
-    def add(self, attention: Float[np.ndarray, "n"], cdam: Float[np.ndarray, "n"]) -> None:
-        """Add one image's magnitudes in 0…1; a map of zeros (or one that failed) is ignored."""
-        if not attention.any() or not cdam.any():
+    def add(self, attention: Float[np.ndarray, "B n"], cdam: Float[np.ndarray, "B n"]) -> None:
+        """Add the magnitudes of images, in 0…1; an image with a map of zeros (or one that failed) is ignored."""
+        kept = attention.any(1) & cdam.any(1)
+        if not kept.any():
             return
-        rows = len(EDGES) + 1
+        attention, cdam, rows = attention[kept], cdam[kept], len(EDGES) + 1
         row = np.searchsorted(EDGES, attention, side="right")
         level = np.minimum((cdam * FINE).astype(np.int64), FINE - 1)
-        self.levels += np.bincount(row * FINE + level, minlength=rows * FINE).reshape(rows, FINE)
-        self.total += np.bincount(row, cdam, rows)
-        self.large += np.bincount(row, cdam >= NOTHING, rows)
-        self.images += np.bincount(row, minlength=rows) > 0
+        self.levels += np.bincount((row * FINE + level).ravel(), minlength=rows * FINE).reshape(rows, FINE)
+        self.total += np.bincount(row.ravel(), cdam.ravel(), rows)
+        self.large += np.bincount(row.ravel(), cdam.ravel() >= NOTHING, rows)
+        self.images += np.stack([(row == each).any(1) for each in range(rows)]).sum(1)
         self.lowest = min(self.lowest, float(attention.min()))
 
     @property
@@ -266,7 +289,7 @@ class Sample:
         self._tokens = [np.zeros((methods, 0), np.float32)]
 
     def add(self, tokens: Scores, lots: Float[np.ndarray, "n"]) -> None:
-        """Add one image's tokens, each with its random number."""
+        """Add tokens of images, each with its random number."""
         low = lots < self._limit
         self._lots.append(lots[low])
         self._tokens.append(tokens[:, low].astype(np.float32))

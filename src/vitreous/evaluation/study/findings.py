@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 
@@ -39,3 +40,4 @@ class Findings:
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     numbers: dict[str, Any] = field(default_factory=dict)  # the same for programs, as JSON can hold it
+    body: Callable[[], Markup] | None = None  # a page of its own, where tables and charts are not enough

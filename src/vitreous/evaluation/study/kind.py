@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from vitreous.attribution import plain
+from vitreous._support.arrays import plain
 from vitreous.errors import OptionError, nearest
 from vitreous.images.masks import Mask
 from vitreous.metrics.pool import Pool
@@ -20,7 +20,6 @@ from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow
-    from markupsafe import Markup
 
     from vitreous.evaluation.study.findings import Findings
     from vitreous.models.model import Model
@@ -77,7 +76,7 @@ class Rows(Protocol):
     def seed(self) -> int: ...
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table: ...
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]: ...
-    def groups(self) -> Iterator[dict[str, np.ndarray]]: ...
+    def stacks(self) -> Iterator[np.ndarray]: ...
     def examples(self) -> Sequence[Any]: ...
     def parts(self) -> Iterator[tuple[dict[str, Any], np.ndarray | None]]: ...
     def counts(self) -> dict[str, tuple[int, int]]: ...
@@ -117,13 +116,13 @@ class Kind(ABC):
     def findings(self, study: Rows) -> Findings:
         """The findings from the rows of one model."""
 
-    def body(self, study: Rows) -> Markup | None:
-        """A page of its own for one model, where tables and charts are not enough."""
-        return None
-
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
         """Add columns that depend on all rows together."""
         return table
+
+    def declared(self, method: str) -> str:
+        """The name under which the method of a row is declared."""
+        return method.partition(" ")[0]
 
     def check(self, model: Model) -> list[str]:
         """Raise where this cannot work on a model; otherwise return notes for the reader."""

@@ -6,24 +6,24 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from markupsafe import Markup
 
-from vitreous._support.statistics import Moments, Summary
+from vitreous._support.statistics import Summary
 from vitreous._support.words import finite
 from vitreous.attribution import Attribution
 from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, measure_method
 from vitreous.evaluation.leaderboard import Scene as Measuring
 from vitreous.evaluation.plan import Methods, make_plan
 from vitreous.evaluation.results import About, Asked, Board, D, Example, Plan
+from vitreous.evaluation.study.filled_board import KEYS, FilledBoard, images_of
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings
 from vitreous.evaluation.study.maps import check_methods
-from vitreous.images.dataset import Data, Sample
+from vitreous.images.dataset import Data
 from vitreous.images.readers import from_jpeg
 from vitreous.models.model import Model
 from vitreous.plot.curves import curves_figure
@@ -126,12 +126,13 @@ class Leaderboard(Kind):
             charts += charts_of(board, after)
         first = next(iter(boards.values()))[1]
         numbers = {asked: means(summary) for asked, (_, summary) in boards.items()}
-        return Findings(conclusion(first), told, tables, charts, numbers)
+        return Findings(conclusion(first), told, tables, charts, numbers, partial(page_of, list(boards.values())))
 
-    def body(self, study: Rows) -> Markup:
-        from vitreous.evaluation.report.leaderboard import body
 
-        return Markup("\n").join(body(board, board.summary()) for _, board in boards_of(self, study))
+def page_of(boards: Sequence[tuple[Board, Summary]]) -> Markup:
+    from vitreous.evaluation.report.leaderboard import body
+
+    return Markup("\n").join(body(board, summary) for board, summary in boards)
 
 
 def asked_as(known: Registry[D], label: str, values: Mapping[str, Any]) -> Asked[D]:
@@ -149,66 +150,31 @@ def boards_of(kind: Leaderboard, study: Rows) -> Iterator[tuple[str, Board]]:
 
 def board_of(kind: Leaderboard, study: Rows, asked: str | None) -> Board:
     """The rows of one target, as a board."""
-    data, places = pictures_of(study)
+    data, labels = images_of(study)
     targets = study.manifest["targets"]
     plan = Plan(kind.plan.methods, kind.plan.metrics, asked or targets[0], study.seed)
     about = study.about
-    board = Board(
+    board = FilledBoard(
         About(about["name"], about["weights"], "any device", about["dtype"], (about["size"][0], about["size"][1])),
         data,
         plan,
+        labels,
     )
-    at = study.told()
+    at, start = study.told(), 0
     for table in study.tables([*kind.columns(), *KEYS]):
-        for row in table.to_pylist():
-            if asked in (None, row["asked"]):
-                fill(board, row, places[row["image"]], at)
+        start += board.add(table, start, asked, at)
     for name, (seconds, images) in study.seconds().items():
         board.seconds[board.methods.index(name), 0] = seconds / images
     board.forwards += [at["forward"]] if "forward" in at else []
-    add_examples(board, study, places, asked)
+    add_examples(board, study, asked)
     return board
 
 
-KEYS = ["image", "label", "prediction", "asked", "target", "method", "error"]
-
-
-def pictures_of(study: Rows) -> tuple[Data, dict[str, int]]:
-    """The images of the finished shards, and their positions."""
-    labels: dict[str, int | None] = {}
-    for table in study.tables(["image", "label"]):
-        labels.update(zip(table["image"].to_pylist(), table["label"].to_pylist()))
-    samples = tuple(Sample(Path(name), name, label) for name, label in labels.items())
-    return Data(str(study.manifest["source"]), samples), {name: i for i, name in enumerate(labels)}
-
-
-def fill(board: Board, row: dict[str, Any], place: int, at: dict[str, Any]) -> None:
-    """Copy the values of one row into the board."""
-    m = board.methods.index(row["method"])
-    if row["error"] is not None:
-        board.skipped[place] = row["error"]
-        return
-    board.measured[m, place] = True
-    board.targets[place] = row["target"]
-    if row["prediction"] is not None:
-        board.best[place] = row["prediction"]
-    missing = json.loads(row["missing"] or "{}")
-    for k, metric in enumerate(board.metrics):
-        if row[metric] is not None:
-            board.values[m, k, place] = row[metric]
-        elif metric in missing:
-            board.reasons[m, k, place] = missing[metric]
-        curve = row[f"{metric}_curve"]
-        if curve is not None and f"at {metric}" in at:
-            kept = board.curves.setdefault((row["method"], metric), Moments(at[f"at {metric}"]))
-            if len(kept.at) == len(curve):
-                kept.add(np.array([curve], np.float32))
-
-
-def add_examples(board: Board, study: Rows, places: dict[str, int], asked: str | None) -> None:
+def add_examples(board: Board, study: Rows, asked: str | None) -> None:
     """Add a few images with all their maps."""
     photos = {one.name: one.photo for one in study.examples()}
-    chosen = [list(photos)[round(i)] for i in np.linspace(0, len(photos) - 1, min(EXAMPLES, len(photos)))]
+    chosen = {list(photos)[round(i)] for i in np.linspace(0, len(photos) - 1, min(EXAMPLES, len(photos)))}
+    places = {sample.name: i for i, sample in enumerate(board.data.samples) if sample.name in chosen}
     for row, parts in study.parts():
         if row["image"] in chosen and asked in (None, row["asked"]) and parts is not None:
             place = places[row["image"]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from types import TracebackType
 
@@ -13,7 +14,8 @@ import pyarrow
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.evaluation.study.shard import run_shard
 from vitreous.evaluation.study.store import Store
-from vitreous.images.readers import Loaded, Reader, in_processes, sent, usual_workers
+from vitreous.images.readers import Loaded, Reader, in_processes, sent, still_there, usual_workers
+from vitreous.images.samples import Sample
 from vitreous.models.model import Model
 
 Tick = Callable[[int], None]
@@ -47,16 +49,34 @@ def compute(
 ) -> Iterator[tuple[Shard, pyarrow.Table]]:
     """Compute the shards of one model in order; readers run ahead across shard borders."""
     groups = [shard.groups(recipe.batch) for shard in shards]
-    samples = {shard.first + i: sample for shard in shards for i, sample in enumerate(shard.samples)}
     shown = frozenset().union(*(shard.shown for shard in shards))
-    reader = Reader(samples, model.preprocess, shown, masked=recipe.kind.masked)
+    reader = Reader(Numbered(shards), model.preprocess, shown, masked=recipe.kind.masked, hashed=True)
     count = usual_workers(model.device.type) if workers is None else workers
     each = [numbers for mine in groups for numbers in mine]
     if len(each) <= 1:
         count = 0  # a process would take longer to start than to read a batch
-    stream = told(sent(in_processes(reader, each, count), model.device), each, tick)
+    stream = told(sent(still_there(in_processes(reader, each, count)), model.device), each, tick)
     for shard, mine in zip(shards, groups):
         yield shard, run_shard(recipe, model, shard, islice(stream, len(mine)))
+
+
+class Numbered(Mapping[int, Sample]):
+    """The images of shards by their numbers; each is made when it is asked for."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards, self._firsts = shards, [shard.first for shard in shards]
+
+    def __getitem__(self, number: int) -> Sample:
+        at = bisect_right(self._firsts, number) - 1
+        if at < 0 or number - self._firsts[at] >= len(self.shards[at]):
+            raise KeyError(number)
+        return self.shards[at].samples[number - self._firsts[at]]
+
+    def __iter__(self) -> Iterator[int]:
+        return (shard.first + i for shard in self.shards for i in range(len(shard)))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shards))
 
 
 def told(stream: Iterator[Loaded], groups: list[list[int]], tick: Tick) -> Iterator[Loaded]:

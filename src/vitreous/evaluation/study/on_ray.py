@@ -1,6 +1,6 @@
 """The engine for Ray, on one machine or a cluster: actors compute shards, this process writes what they send.
 
-Ray starts, places, restarts and feeds the actors; a shard whose actor died is computed again by another.
+Ray starts, places and restarts the actors; a shard whose actor died, alone or with its node, is computed by another.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +22,14 @@ from vitreous.evaluation.study.local import Tick, ignore
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.evaluation.study.shard import encode, run_shard
 from vitreous.evaluation.study.store import Store
-from vitreous.images.readers import Reader, in_threads
+from vitreous.images.readers import Reader, in_threads, lost, still_there, vanished
 from vitreous.models.model import Model
 
 AHEAD = 2  # shards that each actor has: it reads one while it computes the other
 RETRIES = 3  # times that a shard is computed again when its actor dies
+PATIENCE = 600  # seconds to wait for a worker when none is left
+CHANGED = ("changed", "changed")  # instead of stamps, and like none
+RESUME = "what is finished is stored, and the same command resumes it"
 
 
 class Worker:
@@ -45,13 +50,16 @@ class Worker:
             self._model = number, self.recipe.sources[number].load(self.device).to(self.device)
         return self._model[1]
 
+    def here(self) -> None:
+        """Answers when the actor runs."""
+
     def run(self, shard: Shard) -> bytes:
         """The rows of a shard, encoded as the file to store."""
         with self._lock:
             model = self.model(shard.model)
         samples = {shard.first + i: sample for i, sample in enumerate(shard.samples)}
-        reader = Reader(samples, model.preprocess, shard.shown, masked=self.recipe.kind.masked)
-        loaded = in_threads(reader, shard.groups(self.recipe.batch), self.threads)
+        reader = Reader(samples, model.preprocess, shard.shown, masked=self.recipe.kind.masked, hashed=True)
+        loaded = still_there(in_threads(reader, shard.groups(self.recipe.batch), self.threads))
         with self._lock:  # images of the next shard are read meanwhile
             table = run_shard(self.recipe, model, shard, loaded)
         return encode(table, {"study": self.study, "shard": shard.number})
@@ -75,7 +83,6 @@ def run_ray(
             num_cpus=cores_each(ray, count),
             num_gpus=gpus,
             max_restarts=-1,
-            max_task_retries=RETRIES,
             max_concurrency=AHEAD,
         )
         actors = [make.remote(recipe, store.manifest["id"], os.getcwd()) for _ in range(count)]
@@ -84,27 +91,111 @@ def run_ray(
             tick(len(shard))
 
 
-def results(ray: Any, actors: list[Any], shards: Sequence[Shard]) -> Iterator[tuple[Shard, bytes]]:
+def results(ray: Any, actors: Sequence[Any], shards: Sequence[Shard]) -> Iterator[tuple[Shard, bytes]]:
     """The rows of every shard as they become ready; each actor has its next shard queued."""
-    rest = iter(shards)
-    pending: dict[Any, tuple[Any, Shard]] = {}
-
-    def give(actor: Any) -> None:
-        shard = next(rest, None)
-        if shard is not None:
-            pending[actor.run.remote(shard)] = actor, shard
-
-    for _ in range(AHEAD):
-        for actor in actors:
-            give(actor)
-    while pending:
-        ready, _ = ray.wait(list(pending), num_returns=1)
-        actor, shard = pending.pop(ready[0])
-        give(actor)
-        yield shard, received(ray, ready[0], shard)
+    crew = Crew(ray, actors, shards)
+    while crew.rest or crew.pending:
+        crew.feed()
+        done = crew.next()
+        if done is not None:
+            crew.feed()  # while the rows are written
+            yield done
 
 
-def received(ray: Any, reference: Any, shard: Shard) -> bytes:
+class Crew:
+    """The actors and their shards.
+
+    What an actor had when it died goes to the others at once, as its node may be gone and with it the room to restart.
+    """
+
+    def __init__(self, ray: Any, actors: Sequence[Any], shards: Sequence[Shard]) -> None:
+        self.ray, self.actors, self.rest = ray, actors, deque(shards)
+        self.here = set(range(len(actors)))
+        self.away: dict[Any, int] = {}  # by the reference that is ready when the actor is back
+        self.pending: dict[Any, tuple[int, Shard]] = {}
+        self.deaths: Counter[int] = Counter()  # by shard
+        self.changed: dict[int, frozenset[int]] = {}  # places of images that have changed, by shard
+
+    def feed(self) -> None:
+        """Give every actor that is here the shards that it may have."""
+        has = Counter(actor for actor, _ in self.pending.values())
+        for most in range(1, AHEAD + 1):
+            for actor in sorted(self.here):
+                if self.rest and has[actor] < most:
+                    shard = self.rest.popleft()
+                    sent = marked(shard, self.changed.get(shard.number, frozenset()))
+                    self.pending[self.actors[actor].run.remote(sent)] = actor, shard
+                    has[actor] += 1
+
+    def next(self) -> tuple[Shard, bytes] | None:
+        """Wait for something: a finished shard, or an actor that died or came back."""
+        ready, _ = self.ray.wait([*self.pending, *self.away], timeout=None if self.here else PATIENCE)
+        if not ready:
+            raise ModelError(f"every Ray worker died and none came back within {PATIENCE // 60} minutes; {RESUME}")
+        if ready[0] in self.away:
+            self.welcome(ready[0], self.away.pop(ready[0]))
+            return None
+        actor, shard = self.pending.pop(ready[0])
+        try:
+            content = received(self.ray, ready[0])
+        except self.ray.exceptions.RayActorError as error:
+            self.miss(actor, shard, error)
+            return None
+        return (shard, content) if self.unchanged(shard) else None
+
+    def unchanged(self, shard: Shard) -> bool:
+        """Are these rows of the planned images? If not they are asked for again, with a reason for the changed ones."""
+        found = changes(shard)
+        if found <= self.changed.get(shard.number, frozenset()):
+            return True
+        self.changed[shard.number] = found
+        self.rest.appendleft(shard)
+        return False
+
+    def miss(self, actor: int, shard: Shard, error: Exception) -> None:
+        """An actor died over a shard: another gets it, and this one is waited for."""
+        self.deaths[shard.number] += 1
+        if self.deaths[shard.number] > RETRIES:
+            raise ModelError(
+                f"the Ray worker of shard {shard.number} died again and again ({one_line(error, 120)}); {RESUME}: "
+                "try fewer workers or a smaller --batch"
+            )
+        self.rest.appendleft(shard)
+        if actor in self.here:
+            self.here.remove(actor)
+            self.away[self.actors[actor].here.options(max_task_retries=-1).remote()] = actor
+
+    def welcome(self, reference: Any, actor: int) -> None:
+        """An actor is back, or Ray has given it up."""
+        try:
+            self.ray.get(reference)
+            self.here.add(actor)
+        except self.ray.exceptions.RayActorError as error:
+            if not self.here and not self.away:
+                raise ModelError(f"every Ray worker died ({one_line(error, 120)}); {RESUME}") from None
+
+
+def changes(shard: Shard) -> frozenset[int]:
+    """The places of images that have changed since the study was planned.
+
+    This is seen here, not by the workers: their machines may have copies of the images, written at other times.
+    """
+    found = []
+    for place, sample in enumerate(shard.samples):
+        if sample.seen is not None and sample.stamps != sample.seen:
+            found.append(place)
+            if gone := vanished(sample):
+                raise lost(gone)
+    return frozenset(found)
+
+
+def marked(shard: Shard, changed: frozenset[int]) -> Shard:
+    """A shard as it is sent: only of the changed images it is known how they were."""
+    stamps = (CHANGED if place in changed else None for place in range(len(shard)))
+    return replace(shard, samples=tuple(replace(sample, seen=seen) for sample, seen in zip(shard.samples, stamps)))
+
+
+def received(ray: Any, reference: Any) -> bytes:
     """What an actor sent; its errors are raised here as our own."""
     try:
         content: bytes = ray.get(reference)
@@ -113,11 +204,6 @@ def received(ray: Any, reference: Any, shard: Shard) -> bytes:
         if isinstance(error.cause, VitreousError):
             raise error.cause from None
         raise
-    except ray.exceptions.RayActorError as error:
-        raise ModelError(
-            f"the Ray worker of shard {shard.number} died again and again ({one_line(error, 120)}); what is finished "
-            "is stored, and the same command goes on: try fewer workers or a smaller --batch"
-        ) from None
 
 
 def usual_actors(ray: Any, gpus: float) -> int:

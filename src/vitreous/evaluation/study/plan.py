@@ -15,10 +15,13 @@ from torch import nn
 
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.evaluation.study.kind import Kind
-from vitreous.images.dataset import Data, Sample
+from vitreous.images.dataset import Data
+from vitreous.images.samples import Sample
 from vitreous.metrics.case import no_target
+from vitreous.models.fingerprint import weights_digest
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
+from vitreous.models.origin import Origin
 from vitreous.models.output import Meaning
 from vitreous.trace.apply import as_model, images_at_once
 from vitreous.trace.parse_target import parse
@@ -26,7 +29,7 @@ from vitreous.trace.target import no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
-FORMAT = 1  # of the store; another number is another study
+FORMAT = 2  # of the store; another number is another study. 1: rows without image_hash, target_label, probability
 EXAMPLES = 24  # images whose photos are kept
 MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this many
 
@@ -62,7 +65,7 @@ class Shard:
     number: int
     model: int
     first: int  # the number of its first image
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     shown: frozenset[int]  # numbers of images whose photo is kept
 
     def __len__(self) -> int:
@@ -129,15 +132,17 @@ def plan(
         raise OptionError("name at least one model")
     notes, labelled, about = list(data.notes), list[Data](), list[dict[str, Any]]()
     names: list[str] = []
+    origins: dict[str, Any] = {}
     for source in sources:
         model = source.load(device)
-        notes += kind.check(model)
+        notes += [note for note in model.notes if note not in notes] + kind.check(model)
         check_targets(kind, model, data, targets)
         batch = batch or images_at_once(model)
         labelled.append(match_labels(data, model))
         notes += [note for note in labelled[-1].notes if note not in notes]
         names.append(unlike(model.name, names))
-        about.append(describe(model, names[-1]))
+        origins[names[-1]] = Origin.of(model, model.size).told
+        about.append(describe(model, names[-1], origins[names[-1]]["weights"]["digest"]))
     assert batch is not None
     identity = {
         "format": FORMAT,
@@ -154,7 +159,9 @@ def plan(
         "shard": size,
         "shards": len(sources) * math.ceil(len(data) / size),
         "source": data.source,
+        "root": data.root,
         "choice": choice or {},
+        "origins": origins,
     }
     recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch, tuple(labelled) if kind.pooled else ())
     return Planned(recipe, labelled, {"id": digest(identity), **identity, **rest}, notes), model
@@ -179,7 +186,7 @@ def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
             number + i,
             model,
             first,
-            data.samples[first : first + size],
+            data.columns[first : first + size],
             frozenset(n for n in shown if first <= n < first + size),
         )
         for i, first in enumerate(range(0, count, size))
@@ -193,29 +200,22 @@ def unlike(name: str, taken: Sequence[str]) -> str:
     return next(other for i in range(2, len(taken) + 3) if (other := f"{name} ({i})") not in taken)
 
 
-def describe(model: Model, name: str) -> dict[str, Any]:
-    """What identifies a model."""
+def describe(model: Model, name: str, digest: str | None = None) -> dict[str, Any]:
+    """What identifies a model; `digest`: of its weights, where it is known."""
     layout, meaning = model.layout, model.meaning
+    box = layout.box(model.size)
     return {
         "name": name,
-        "weights": weights_digest(model),
+        "weights": digest or weights_digest(model),
         "dtype": str(model.dtype).removeprefix("torch."),
         "size": list(model.size),
         "grid": list(layout.grid),
+        **({} if box is None else {"box": list(box)}),  # the part of the image that its patches cover
         "layers": layout.layers,
         "classes": len(model.labels) or model.outputs,
         **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
         **({} if meaning is Meaning.LOGITS or not model.classifier else {"output": meaning.value}),
     }
-
-
-def weights_digest(model: Model) -> str:
-    """A digest of every number in every tensor."""
-    told = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(model.module.state_dict().items()):
-        told.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        told.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return told.hexdigest()
 
 
 def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | None]) -> None:
@@ -227,7 +227,7 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
         if target in (None, "label"):
             if not trace.classifies:
                 raise no_target(trace)
-            if target == "label" and all(sample.label is None for sample in data.samples):
+            if target == "label" and all(label is None for label in data.columns.labels or ()):
                 raise TargetError(
                     f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1"
                 )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitreous.errors import InputError, nearest
+from vitreous.evaluation.study.columns import codes, flat_arrays, has_values, may_hold
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Kind, find_kind
+from vitreous.evaluation.study.provenance import attribution_of, find_row, provenance_of
 from vitreous.evaluation.study.shard import schema_of
 from vitreous.evaluation.study.store import Store, find_store
 
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+    from vitreous.attribution import Attribution
+
 ARRAYS = ("map", "map_shape", "parts", "parts_shape", "photo")  # columns that are not read unless they are wanted
-KEYS = ("model", "image", "label", "class", "prediction", "asked", "target", "method", "error")
+KEYS = (
+    *("model", "image", "image_hash", "label", "class", "prediction"),
+    *("asked", "target", "target_label", "probability", "method"),
+)
 
 
 def open_study(path: str | Path) -> Study:
@@ -51,6 +57,7 @@ class Study:
 
     store: Store
     model: str = ""  # all of them
+    found: Sequence[int] | None = None  # the finished shards of all models, where they are known
 
     def __repr__(self) -> str:
         done, all = len(self.numbers), len(self.mine)
@@ -98,7 +105,7 @@ class Study:
         names = [about["name"] for about in self.manifest["models"]]
         if model not in names:
             raise InputError(f"{self.folder}: has no model {model!r}{nearest(model, names)}")
-        return replace(self, model=model)
+        return replace(self, model=model, found=self.done)
 
     @property
     def mine(self) -> range:
@@ -110,9 +117,13 @@ class Study:
         return range(place * every // count, (place + 1) * every // count)
 
     @cached_property
+    def done(self) -> Sequence[int]:
+        return self.store.done() if self.found is None else self.found
+
+    @cached_property
     def numbers(self) -> list[int]:
         """The numbers of the finished shards."""
-        return [number for number in self.store.done() if number in self.mine]
+        return [number for number in self.done if number in self.mine]
 
     @property
     def finished(self) -> bool:
@@ -121,17 +132,32 @@ class Study:
     # -------------------------------------------------------------------------------------------------- tables
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
-        """Shard by shard, for studies that do not fit into memory."""
+        """Shard by shard, for studies that do not fit into memory; a column that an older study lacks is empty."""
+        return (self._read(file, columns) for file in self._files())
+
+    def _files(self) -> Iterator[pyarrow.parquet.ParquetFile]:
         from pyarrow import parquet
 
-        for number in self.numbers:
-            yield parquet.ParquetFile(self.store.file(number)).read(columns).replace_schema_metadata(None)
+        return (parquet.ParquetFile(self.store.file(number)) for number in self.numbers)
+
+    def _read(self, file: pyarrow.parquet.ParquetFile, columns: Sequence[str] | None) -> pyarrow.Table:
+        import pyarrow as pa
+
+        table = file.read(columns, use_threads=False).replace_schema_metadata(None)
+        for name in self.schema.names if columns is None else columns:
+            if name not in table.column_names and name in self.schema.names:
+                table = table.append_column(name, pa.nulls(table.num_rows, self.schema.field(name).type))
+        return table if columns is None else table.select([name for name in columns if name in table.column_names])
+
+    @cached_property
+    def schema(self) -> pyarrow.Schema:
+        return schema_of(self.kind)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """One row for each image, target and method, in the order of the images; maps are read by `maps`."""
         import pyarrow as pa
 
-        schema = schema_of(self.kind)
+        schema = self.schema
         names = [name for name in schema.names if name not in ARRAYS]
         asked = names if columns is None else [name for name in columns if name in schema.names]
         empty = pa.schema([schema.field(name) for name in asked]).empty_table()
@@ -152,30 +178,54 @@ class Study:
         import pandas as pd
 
         rows = list(self.iter_maps(method, image=image, target=target))
-        return pd.DataFrame(rows, columns=[*KEYS[:-1], "map"])
+        return pd.DataFrame(rows, columns=[*KEYS, "map"])
 
     def iter_maps(
         self, method: str | None = None, *, image: str | None = None, target: str | None = None
     ) -> Iterator[dict[str, Any]]:
         """The maps one by one, a shard in memory at a time."""
-        wanted = {"method": method, "image": image, "target": target}
-        wanted = {name: value for name, value in wanted.items() if value is not None}
-        for table in self.tables([*KEYS[:-1], "map", "map_shape"]):
+        for table in self._matching(method, image, target, [*KEYS, "map", "map_shape"]):
             arrays = zip(flat_arrays(table["map"]), table["map_shape"].to_pylist())
-            for row, (flat, shape) in zip(table.select(list(KEYS[:-1])).to_pylist(), arrays):
-                if shape is not None and all(str(row[name]) == str(value) for name, value in wanted.items()):
+            for row, (flat, shape) in zip(table.select(list(KEYS)).to_pylist(), arrays):
+                if shape is not None:
                     yield {**row, "map": flat.reshape(shape)}
+
+    def _matching(
+        self, method: str | None, image: str | None, target: str | None, columns: Sequence[str]
+    ) -> Iterator[pyarrow.Table]:
+        """The rows of a method, an image and a target, or of any; shards that cannot hold the image are not read."""
+        from pyarrow import compute as pc
+
+        wanted = {"method": method, "image": image, "target": target}
+        for file in self._files():
+            if image is not None and not may_hold(file, "image", image):
+                continue
+            table = self._read(file, columns)
+            for name, value in wanted.items():
+                if value is not None:
+                    table = table.filter(pc.equal(table[name], str(value)))
+            yield table
+
+    def stacks(self) -> Iterator[np.ndarray]:
+        """Shard by shard, the scores of all methods for each image and target [images, methods, patches].
+
+        NaN where a method failed.
+        """
+        (h, w), names = self.about["grid"], list(self.kind.methods)
+        for table in self.tables(["image", "asked", "method", "map"]):
+            image, asked, method = (codes(table[name]) for name in ("image", "asked", "method"))
+            _, place = np.unique(image[1] * (len(asked[0]) + 1) + asked[1], return_inverse=True)
+            stack = np.full((place.max(initial=-1) + 1, len(names), h * w), np.nan, np.float32)
+            of_method = np.array([names.index(name) for name in method[0]], np.int64)[method[1]]
+            flats = flat_arrays(table["map"])
+            kept = [i for i, flat in enumerate(flats) if len(flat) == h * w]
+            if kept:
+                stack[place[kept], of_method[kept]] = np.stack([flats[i] for i in kept])
+            yield stack
 
     def groups(self) -> Iterator[dict[str, np.ndarray]]:
         """For each image and target, every method's scores per patch; NaN where the method failed."""
-        h, w = self.about["grid"]
-        for table in self.tables(["image", "asked", "target", "method", "map"]):
-            found: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
-            keys = zip(*(table[name].to_pylist() for name in ("image", "asked", "method")))
-            for (image, asked, method), flat in zip(keys, flat_arrays(table["map"])):
-                missing = np.full(h * w, np.nan, np.float32)
-                found.setdefault((image, asked), {})[method] = flat if len(flat) == h * w else missing
-            yield from found.values()
+        return (dict(zip(self.kind.methods, each)) for stack in self.stacks() for each in stack)
 
     def examples(self) -> list[Example]:
         """The images that are kept as examples."""
@@ -185,25 +235,73 @@ class Study:
         """Rows of examples, with the arrays that figures need."""
         from pyarrow import compute as pc
 
-        names = [name for name in schema_of(self.kind).names if name not in ("map", "map_shape")]
-        for table in self.tables(names):
+        names = [name for name in self.schema.names if name not in ("map", "map_shape")]
+        for file in self._files():
+            if not has_values(file, "photo") and not has_values(file, "parts.list.element"):
+                continue
+            table = self._read(file, names)
             kept = table.filter(pc.or_(table["photo"].is_valid(), table["parts_shape"].is_valid()))
             shapes = kept["parts_shape"].to_pylist()
             for row, flat, shape in zip(kept.drop_columns(["parts"]).to_pylist(), flat_arrays(kept["parts"]), shapes):
                 yield row, None if shape is None else flat.reshape(shape)
 
+    # ---------------------------------------------------------------------------------------------- what made a row
+
+    def provenance(
+        self, image: str | Mapping[str, Any], method: str | None = None, *, target: str | None = None
+    ) -> dict[str, Any]:
+        """What made a row, as `Attribution.provenance` tells it of a map.
+
+        `image`: its name, with the method and, if there are several, the target (as it was asked or as it came out);
+        or a row of `to_pandas` or `iter_maps`.
+        """
+        return provenance_of(self, self.row(image, method, target=target))
+
+    def attribution(
+        self, image: str | Mapping[str, Any], method: str | None = None, *, target: str | None = None
+    ) -> Attribution:
+        """A stored map with its provenance, as `explain` returned it; its image is not read."""
+        return attribution_of(self, self.row(image, method, target=target, arrays=True))
+
+    def row(
+        self,
+        image: str | Mapping[str, Any],
+        method: str | None = None,
+        *,
+        target: str | None = None,
+        arrays: bool = False,
+    ) -> dict[str, Any]:
+        """The row of an image, a method and a target, which may be left out if there is but one; `arrays`: its map."""
+        return find_row(self, image, method, target, arrays)
+
+    def rows(self, image: str, *, arrays: bool = False) -> Iterator[dict[str, Any]]:
+        """Every row of an image; with its map if asked."""
+        names = [*(name for name in self.schema.names if name not in ARRAYS), *(("map", "map_shape") if arrays else ())]
+        for table in self._matching(None, image, None, names):
+            for row in table.to_pylist():
+                if arrays:
+                    shape = row.pop("map_shape")
+                    row["map"] = None if shape is None else np.array(row["map"], np.float32).reshape(shape)
+                yield row
+
     # ------------------------------------------------------------------------------------------- what they tell
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """By method: rows with a result, and rows that failed."""
-        found = {name: [0, 0] for name in self.kind.methods}
+        found = {name: np.zeros(2, np.int64) for name in self.kind.methods}
         for table in self.tables(["method", "error"]):
-            for name, error in zip(table["method"].to_pylist(), table["error"].to_pylist()):
-                found[name][error is not None] += 1
-        return {name: (good, bad) for name, (good, bad) in found.items()}
+            names, which = codes(table["method"])
+            bad = table["error"].is_valid().to_numpy()
+            for i, name in enumerate(names):
+                found[name] += np.bincount(bad[which == i], minlength=2)
+        return {name: (int(good), int(bad)) for name, (good, bad) in found.items()}
 
     def failed(self) -> dict[str, str]:
         """The images with a failed row, and the first reason."""
+        return dict(self._failed)
+
+    @cached_property
+    def _failed(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for table in self.tables(["image", "error"]):
             bad = table.filter(table["error"].is_valid())
@@ -233,12 +331,3 @@ class Study:
     def findings(self) -> dict[str, Findings]:
         """The findings of each model."""
         return {name: self.kind.findings(self.of(name)) for name in self.models}
-
-
-def flat_arrays(column: pyarrow.ChunkedArray) -> list[np.ndarray]:
-    """The numbers of each row of a list column, without copying; empty where there are none."""
-    found: list[np.ndarray] = []
-    for chunk in column.chunks:
-        values, ends = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
-        found += [values[start:end] for start, end in pairwise(ends)]
-    return found

@@ -53,7 +53,7 @@ def run_study(
     itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `workers`: processes that read
     images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
-    found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
+    found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed).stamped()
     made = make_kind(kind, methods, metrics, options or {}, found, seed)
     several: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     choice = {"limit": limit, "sample": sample, "seed": seed}

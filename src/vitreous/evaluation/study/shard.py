@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from vitreous._support.memory import in_batches, out_of_memory
+from vitreous.attribution import told_shares
 from vitreous.errors import explained
 from vitreous.evaluation.leaderboard import PERMANENT, label_target, pool_of
 from vitreous.evaluation.study.kind import Kind, Outcome, Scene
 from vitreous.evaluation.study.plan import Recipe, Shard
-from vitreous.images.dataset import Sample
 from vitreous.images.readers import Batch, Loaded
+from vitreous.images.samples import Sample
 from vitreous.metrics.case import no_target
 from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 NO_LABEL = "the image has no label"
 Place = tuple[int, int, str]  # image, target, method
+Explained = tuple[str | None, str | None, float | None]  # a target, its name and its probability
 
 
 @dataclass(eq=False)
@@ -42,6 +44,13 @@ class Tally:
     images: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     told: dict[str, Any] = field(default_factory=dict)
     pools: dict[str | None, Pool] = field(default_factory=dict)  # by target
+    explained: tuple[Scene, list[Explained]] | None = None  # the last scene, and its targets
+
+    def targets(self, scene: Scene) -> list[Explained]:
+        """The target of each image of a scene, made once for all methods."""
+        if self.explained is None or self.explained[0] is not scene:
+            self.explained = scene, explained_by(scene)
+        return self.explained[1]
 
     def add(self, method: str, outcome: Outcome, images: int) -> None:
         if np.isfinite(outcome.seconds):
@@ -90,6 +99,7 @@ class Rows:
         return {
             "model": self.recipe.names[self.shard.model],
             "image": sample.name,
+            "image_hash": self.loaded.hashes.get(number),
             "label": label,
             "class": None if label is None else self.model.label(label),
             "asked": self.asked(number, asked),
@@ -111,12 +121,12 @@ class Rows:
         self, t: int, scene: Scene, batch: Batch, method: str, outcome: Outcome
     ) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Add what one method gave for each image of a batch."""
-        asked = self.recipe.targets[t]
+        asked, told = self.recipe.targets[t], self.tally.targets(scene)
         best = scene.trace.output.argmax(1).tolist() if scene.trace.classifies else [None] * len(batch)
         for i, number in enumerate(batch.numbers):
             row = self.about(number, asked, method)
             row["prediction"] = best[i]
-            row["target"] = None if scene.target is None else str(scene.target.of_image(i))
+            row["target"], row["target_label"], row["probability"] = told[i]
             row["error"] = self.why_not(number, asked, outcome, i)
             if row["error"] is None:
                 row |= {name: values[i] for name, values in outcome.values.items()}
@@ -191,6 +201,17 @@ def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Targ
     return label_target([rows.sample(number).label for number in batch.numbers], trace)
 
 
+def explained_by(scene: Scene) -> list[Explained]:
+    """What is explained in each image; the probability is that of a class."""
+    count = len(scene.trace)
+    if scene.target is None:
+        return [(None, None, None)] * count
+    told = told_shares(scene.target, scene.trace.output, scene.trace)
+    nothing = (None,) * count
+    names = [str(scene.target.of_image(i)) for i in range(count)]
+    return list(zip(names, told.get("labels", nothing), told.get("probabilities", nothing)))
+
+
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -200,8 +221,8 @@ def schema_of(kind: Kind) -> pyarrow.Schema:
 
     word, number, numbers = pa.string(), pa.int64(), pa.list_(pa.float32())
     shape = pa.list_(pa.int32())
-    keys = {"model": word, "image": word, "label": number, "class": word, "prediction": number}
-    keys |= {"asked": word, "target": word, "method": word}
+    keys = {"model": word, "image": word, "image_hash": word, "label": number, "class": word, "prediction": number}
+    keys |= {"asked": word, "target": word, "target_label": word, "probability": pa.float32(), "method": word}
     rest = {"error": word, "map": numbers, "map_shape": shape, "parts": numbers, "parts_shape": shape}
     return pa.schema([*keys.items(), *kind.columns().items(), *rest.items(), ("photo", pa.binary())])
 
@@ -226,7 +247,7 @@ def encode(table: pyarrow.Table, told: Mapping[str, Any]) -> bytes:
 
     known = json.loads((table.schema.metadata or {}).get(b"vitreous", b"{}"))
     table = table.replace_schema_metadata({"vitreous": json.dumps({**known, **told})})
-    words = ["model", "class", "asked", "target", "method", "error"]
+    words = ["model", "class", "asked", "target", "target_label", "method", "error"]
     buffer = io.BytesIO()
     parquet.write_table(
         table,

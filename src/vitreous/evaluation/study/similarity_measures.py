@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -10,9 +11,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import stats
 
-from vitreous._support.statistics import FEW, LEVEL, intervals, mean_of, pearson
+from vitreous._support.statistics import FEW, LEVEL, Moments, intervals, mean_of, pearson
 
 MANY = 5000  # images: more need no resampling
+AT_ONCE = 2**14  # images whose numbers are worked on together
 SIGNIFICANT = 0.05
 ALMOST, LOOSE = -0.9, -0.3  # rank correlations of the mean curve
 EXCEPTIONS = 0.2  # of the steps or layers
@@ -105,9 +107,8 @@ def measure(scores: Float[np.ndarray, "N L H"], seed: int = 0) -> Measured:
     every = np.arange(depth)
     gaps = scores[:, every, mean.argmax(1)].astype(np.float64) - scores[:, every, mean.argmin(1)]
     rho = depth_correlations(layers)
-    series = [scores.reshape(count, -1).astype(np.float64), layers, np.diff(layers), gaps, rho[:, None]]
-    ends = mean_intervals(np.concatenate(series, 1).T, seed)
-    of_heads, of_layers, of_steps, of_gaps, of_rho = np.split(ends, np.cumsum([one.shape[1] for one in series[:-1]]), 1)
+    series = [scores.reshape(count, -1), layers, np.diff(layers), gaps, rho[:, None]]
+    of_heads, of_layers, of_steps, of_gaps, of_rho = all_intervals(series, seed)
     tests = [heads_test(scores[:, layer]) for layer in every]
     return Measured(
         images=count,
@@ -122,8 +123,21 @@ def measure(scores: Float[np.ndarray, "N L H"], seed: int = 0) -> Measured:
         trend=fall_test(layers),
         w=np.array([w for w, _ in tests]),
         p=holm(np.array([p for _, p in tests])),
-        lowest=np.asarray((scores == scores.min(2, keepdims=True)).mean(0)),
+        lowest=sum((scores[at] == scores[at].min(2, keepdims=True)).sum(0) for at in blocks(count)) / count,
     )
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """All images, some at a time."""
+    return (slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE))
+
+
+def all_intervals(series: list[Float[np.ndarray, "N _"]], seed: int) -> list[Float[np.ndarray, "2 _"]]:
+    """The intervals of several tables of series, from the same resamples where there are any."""
+    if len(series[0]) > MANY:
+        return [mean_intervals(one.T, seed) for one in series]
+    ends = mean_intervals(np.concatenate(series, 1, dtype=np.float64).T, seed)
+    return np.split(ends, np.cumsum([one.shape[1] for one in series[:-1]]), 1)
 
 
 def mean_intervals(series: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.ndarray, "2 S"]:
@@ -131,17 +145,16 @@ def mean_intervals(series: Float[np.ndarray, "S N"], seed: int = 0) -> Float[np.
 
     m ± 1.96 √(s² / n)
     """
-    enough = np.isfinite(series).sum(1) >= FEW
     found = np.full((2, len(series)), np.nan)
-    if not enough.any():
-        return found
-    if series.shape[1] <= MANY:
+    if series.shape[1] > MANY:
+        kept = Moments(range(len(series)))
+        for at in blocks(series.shape[1]):
+            kept.add(series[:, at].T)
+        half = stats.norm.ppf((1 + LEVEL) / 2) * kept.error
+        return np.where(kept.count >= FEW, np.stack([kept.mean - half, kept.mean + half]), np.nan)
+    enough = np.isfinite(series).sum(1) >= FEW
+    if enough.any():
         found[:, enough] = intervals(series[enough], seed)
-        return found
-    for one in np.flatnonzero(enough):
-        values = series[one][np.isfinite(series[one])]
-        half = stats.norm.ppf((1 + LEVEL) / 2) * values.std(ddof=1) / len(values) ** 0.5
-        found[:, one] = values.mean() - half, values.mean() + half
     return found
 
 
@@ -149,14 +162,21 @@ def depth_correlations(curves: Float[np.ndarray, "N L"]) -> Float[np.ndarray, "N
     """Spearman's ρ of each curve and depth; NaN where layers are fewer than three or all alike."""
     if curves.shape[1] < 3:
         return np.full(len(curves), np.nan)
-    return pearson(stats.rankdata(curves, axis=1), np.arange(curves.shape[1]))
+    depth = np.arange(curves.shape[1])
+    return np.concatenate([pearson(stats.rankdata(curves[at], axis=1), depth) for at in blocks(len(curves))])
 
 
 def fall_test(layers: Float[np.ndarray, "N L"]) -> float:
-    """The p value of Page's test: are the layers' means in falling order?"""
-    if len(layers) < FEW or layers.shape[1] < 3:
+    """The p value of Page's test: are the layers' means in falling order?
+
+    L = Σ_j j R_j of the rank sums R, the last layer first; E = n k (k+1)² / 4, V = n k² (k+1) (k²−1) / 144
+    """
+    n, k = layers.shape
+    if n < FEW or k < 3:
         return float("nan")
-    return float(stats.page_trend_test(layers[:, ::-1], method="asymptotic").pvalue)
+    ranks = sum(stats.rankdata(layers[at], axis=1).sum(0) for at in blocks(n))
+    expected, varied = n * k * (k + 1) ** 2 / 4, n * k**2 * (k + 1) * (k**2 - 1) / 144
+    return float(stats.norm.sf((ranks[::-1] @ np.arange(1, k + 1) - expected) / varied**0.5))
 
 
 def heads_test(scores: Float[np.ndarray, "N H"]) -> tuple[float, float]:
@@ -167,17 +187,34 @@ def heads_test(scores: Float[np.ndarray, "N H"]) -> tuple[float, float]:
     count, heads = scores.shape
     if heads < 2:
         return float("nan"), float("nan")
-    values = scores.astype(np.float64)
-    apart = np.diff(values)[:, 0] if heads == 2 else np.ptp(values, axis=1)
-    apart = apart[apart != 0]
-    if not len(apart):
-        w, p = 0.0, 1.0
-    elif heads == 2:
-        w, p = float(np.sign(apart).sum() ** 2 / (count * len(apart))), float(stats.wilcoxon(apart).pvalue)
+    if heads > 2:
+        w, p = friedman(scores)
     else:
-        chi2, p = (float(found) for found in stats.friedmanchisquare(*values.T))
-        w = max(0.0, chi2 / (count * (heads - 1)))  # rounding may leave it just below zero
+        apart = np.diff(scores.astype(np.float64))[:, 0]
+        apart = apart[apart != 0]
+        w, p = 0.0, 1.0
+        if len(apart):
+            w, p = float(np.sign(apart).sum() ** 2 / (count * len(apart))), float(stats.wilcoxon(apart).pvalue)
     return w, p if count >= FEW else float("nan")
+
+
+def friedman(scores: Float[np.ndarray, "N H"]) -> tuple[float, float]:
+    """Kendall's W and the p value of Friedman's test, from rank sums; heads that are alike everywhere have W = 0.
+
+    χ² = (12 Σ R² / (n k (k+1)) − 3 n (k+1)) / c, c = 1 − Σ (t³ − t) / (n k (k²−1)) for t ranks that are shared
+    """
+    n, k = scores.shape
+    sums, squares = np.zeros(k), 0.0
+    for at in blocks(n):
+        ranks = stats.rankdata(scores[at], axis=1)
+        sums += ranks.sum(0)
+        squares += float((ranks**2).sum())
+    shared = 12 * (n * k * (k + 1) * (2 * k + 1) / 6 - squares)  # ranks that are shared lie nearer to their mean
+    left = 1 - shared / (n * k * (k**2 - 1))
+    if left <= 0:
+        return 0.0, 1.0
+    chi2 = (12 / (k * n * (k + 1)) * float((sums**2).sum()) - 3 * n * (k + 1)) / left
+    return max(0.0, chi2 / (n * (k - 1))), float(stats.chi2.sf(chi2, k - 1))  # rounding may leave W just below zero
 
 
 def holm(p: Float[np.ndarray, "T"]) -> Float[np.ndarray, "T"]:

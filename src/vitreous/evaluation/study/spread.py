@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous.attribution import attribute
 from vitreous.errors import OptionError, one_of
+from vitreous.evaluation.study.columns import codes, joined, table_of
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene
 from vitreous.evaluation.study.maps import check_methods
@@ -79,18 +80,15 @@ class Spread(Kind):
         """Add each image's level among all images of its model."""
         import pyarrow as pa
 
-        entropy = np.array([np.nan if value is None else value for value in table["entropy"].to_pylist()], np.float64)
-        models = np.array(table["model"].to_pylist(), object)
+        entropy = table["entropy"].to_numpy().astype(np.float64)
+        names, which = codes(table["model"])
         levels = np.zeros(len(entropy), np.int64)
-        for model in set(models):
-            levels[models == model] = spread_levels(entropy[models == model])
-        return table.append_column("level", pa.array([int(level) or None for level in levels], pa.int64()))
+        for i in range(len(names)):
+            levels[which == i] = spread_levels(entropy[which == i])
+        return table.append_column("level", pa.array(levels, pa.int64(), mask=levels == 0))
 
     def findings(self, study: Rows) -> Findings:
-        table = study.to_arrow(columns=["entropy", "layer_entropy"])
-        good = table.filter(table["entropy"].is_valid())
-        entropy = np.array(good["entropy"].to_pylist(), np.float64)
-        layers = np.array(good["layer_entropy"].to_pylist(), np.float64).reshape(len(entropy), study.about["layers"])
+        entropy, layers = entropies_of(study, study.about["layers"])
         h, w = study.about["grid"]
         examples = [
             SpreadExample(one.name, from_jpeg(one.photo), one.parts, float(one.row["entropy"]))
@@ -98,6 +96,16 @@ class Spread(Kind):
             if one.parts is not None
         ]
         return spread_findings(entropy, layers, h * w, examples)
+
+
+def entropies_of(study: Rows, layers: int) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N L"]]:
+    """The entropy of every image that has one, and of each layer."""
+    parts, each = [np.zeros(0)], [np.zeros((0, layers))]
+    for table in study.tables(["entropy", "layer_entropy"]):
+        good = table.filter(table["entropy"].is_valid())
+        parts.append(good["entropy"].to_numpy().astype(np.float64))
+        each.append(table_of(good["layer_entropy"], layers).astype(np.float64))
+    return joined(parts), joined(each)
 
 
 def aggregated(layers: Float[Tensor, "B L h w"], rolled: Float[Tensor, "B h w"]) -> Float[Tensor, "B 4 h w"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,9 @@ def spread_findings(
     if not known.any():
         said = f"all {out} were left out, as their entropy is NaN" if out else "there is none"
         return Findings(f"Nothing can be told from no image: {said}.", numbers={"images": 0, "left_out": out})
-    entropy, layers = entropy[known].astype(np.float64), layers[known].astype(np.float64)
+    if out:
+        entropy, layers = entropy[known], layers[known]
+    entropy, layers = entropy.astype(np.float64, copy=False), layers.astype(np.float64, copy=False)
     found = Spread(entropy, layers, patches, quartiles(entropy), spread_levels(entropy))
     chosen = pick_examples(found, examples)
     left = [f"{count_of(out, 'image')} left out, as their entropy is NaN."] if out else []
@@ -96,6 +98,11 @@ class Spread:
     def even(self) -> float:
         """The entropy of attention that is the same everywhere."""
         return float(np.log(self.patches))
+
+    @cached_property
+    def rho(self) -> Float[np.ndarray, "N"]:
+        """The rank correlation of each image's entropies with depth."""
+        return depth_correlations(self.layers)
 
     def of(self, level: int) -> Float[np.ndarray, "n"]:
         return np.asarray(self.entropy[self.level == level])
@@ -148,7 +155,7 @@ def told_depth(found: Spread) -> str:
     if depth < 2:
         return "How the spread goes with depth cannot be told from one layer."
     ends = f"from {means[0]:.2f} nats in layer 0 to {means[-1]:.2f} in layer {depth - 1}"
-    rho = depth_correlations(found.layers)
+    rho = found.rho
     if not np.isfinite(rho).any():
         why = "from two layers" if depth < 3 else "as all layers are alike in every image"
         return f"How the spread goes with depth cannot be told {why}; the mean goes {ends}."
@@ -198,8 +205,7 @@ def level_table(found: Spread, chosen: dict[int, list[SpreadExample]]) -> Table:
 
 def numbers(found: Spread, chosen: dict[int, list[SpreadExample]], left_out: int) -> dict[str, Any]:
     """The same for programs."""
-    rho = depth_correlations(found.layers)
-    mean = float(found.entropy.mean())
+    rho, mean = found.rho, float(found.entropy.mean())
     return {
         "images": len(found.entropy),
         "left_out": left_out,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,14 @@ from filelock import FileLock, Timeout
 
 from vitreous._support.files import DRAFT, write_whole
 from vitreous.errors import InputError, one_line
+from vitreous.evaluation.study.plan import FORMAT
 from vitreous.evaluation.study.shard import encode
 
 if TYPE_CHECKING:
     import pyarrow
 
 MANIFEST, LATEST, SHARDS, LOCK = "study.json", "latest.json", "shards", "lock"
+HOUR = 3600
 
 
 class Store:
@@ -49,7 +52,20 @@ class Store:
         return encode(table, {"study": self.manifest["id"], "shard": number})
 
     def write_bytes(self, number: int, content: bytes) -> None:
-        write_whole(self.file(number), content, lasting=True)
+        """Write a shard, unless the folder has vanished: one that is made anew would lack the other shards."""
+        self.check_there()
+        try:
+            write_whole(self.file(number), content, lasting=True)
+        except FileNotFoundError:
+            self.check_there()
+            raise
+        self.check_there()
+
+    def check_there(self) -> None:
+        """Raise if the study's folder is not what it was when the run began."""
+        if not (self.folder / MANIFEST).is_file():
+            remedy = "bring it back to resume, or run the same command again to begin anew"
+            raise InputError(f"{self.folder}: has vanished during the run, with what was stored in it; {remedy}")
 
     def done(self) -> list[int]:
         """The complete shards; partial or foreign files are ignored."""
@@ -70,24 +86,32 @@ class Store:
         return bool(told.get("study") == self.manifest["id"] and file.stem == f"{told.get('shard'):05d}")
 
     def clean(self) -> None:
-        """Remove files that a killed run left half-written."""
-        for file in self.shards.glob(f".*{DRAFT}"):
-            file.unlink(missing_ok=True)
+        """Remove files that a killed run left half-written; beside the study only old ones, as others write there."""
+        old = time.time() - HOUR
+        for folder in (self.shards, self.folder, self.folder.parent):
+            for file in folder.glob(f".*{DRAFT}"):
+                with suppress(FileNotFoundError):
+                    if folder != self.folder.parent or file.stat().st_mtime < old:
+                        file.unlink()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the study's lock: one run at a time; the lock of a killed process is released."""
-        lock = FileLock(self.folder / LOCK, timeout=0, fallback_to_soft=False)  # closed in forked readers
-        try:
-            lock.acquire()
-        except Timeout:
-            raise InputError(f"{self.folder}: another run is working on this study; wait for it") from None
-        except OSError:  # a file system without locks: two runs would do the same work twice, and store it once
-            pass
-        try:
-            yield
-        finally:
-            lock.release()
+    def locked(self) -> AbstractContextManager[None]:
+        return locked(self.folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a study's lock: one run at a time; the lock of a killed process is released."""
+    lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)  # closed in forked readers
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"{folder}: another run is working on this study; wait for it") from None
+    except OSError:  # a file system without locks: two runs would do the same work twice, and store it once
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> Store:
@@ -95,7 +119,9 @@ def open_store(out: Path, manifest: dict[str, Any], about: dict[str, Any]) -> St
     folder = out / f"{manifest['study']}-{manifest['id']}"
     (folder / SHARDS).mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).is_file():
-        write_json(folder / MANIFEST, {**manifest, **about})
+        with locked(folder):  # of two runs at once, one decides how the study is cut
+            if not (folder / MANIFEST).is_file():
+                write_json(folder / MANIFEST, {**manifest, **about})
     write_json(out / LATEST, {"study": folder.name})
     return find_store(folder)
 
@@ -113,6 +139,8 @@ def find_store(path: str | Path) -> Store:
     manifest = read_json(folder / MANIFEST)
     if not {"id", "study", "options", "models"} <= set(manifest):
         raise InputError(f"{folder / MANIFEST}: is not the manifest of a study")
+    if manifest.get("format", 1) > FORMAT:
+        raise InputError(f"{folder}: was written by a newer version of vitreous; install that one to read it")
     return Store(folder, manifest)
 
 

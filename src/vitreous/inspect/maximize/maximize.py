@@ -21,6 +21,7 @@ from vitreous.inspect.maximize.result import Maximized, join
 from vitreous.inspect.maximize.transform import drawn, moved, noisy, recoloured
 from vitreous.inspect.maximize.unit import Unit, look, parse_units, title
 from vitreous.models.model import Model
+from vitreous.models.origin import Origin
 from vitreous.registry import Declared
 from vitreous.trace.apply import as_model
 from vitreous.trace.run import gradients
@@ -131,6 +132,7 @@ class Ascent:
             film=torch.stack(film, 1).cpu(),
             options=self.options,
             model=self.trace.model.name,
+            made_by=Origin.of(self.trace.model, self.trace.size),
             patch=self.patch,
             stopped=stopped,
             usual=DECLARED.check({}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +13,11 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.arrays import plain, save_arrays
 from vitreous._support.files import FIGURES, write_whole
-from vitreous.attribution import plain, save_arrays
+from vitreous._support.marks import identity_of_result, pixels
 from vitreous.errors import OptionError
+from vitreous.models.origin import Origin
 from vitreous.version import VERSION
 
 FRAME_MS, HOLD_MS = 90, 1500  # of a film: each frame, and the last
@@ -43,6 +44,7 @@ class Maximized:
     version: str = VERSION
     usual: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the defaults of the options
     bands: tuple[int, ...] = (0, 1, 2)  # the channels that are shown
+    made_by: Origin | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.units)
@@ -70,7 +72,14 @@ class Maximized:
             "final": self.final.tolist(),
             "border_ratio": self.border_ratio.tolist(),
             "vitreous": self.version,
+            **({} if self.made_by is None else self.made_by.told),
         }
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """What its files say of it: the provenance, and a hash of what it follows from."""
+        provenance = self.provenance
+        return {"identity": identity_of_result(provenance), **provenance}
 
     def picture(self, index: int = 0) -> Image.Image:
         """One image, in the model's own size."""
@@ -81,12 +90,12 @@ class Maximized:
         file = Path(path)
         if file.suffix.lower() == ".npz":
             arrays = {name: getattr(self, name).numpy() for name in PER_UNIT if name != "film"}
-            save_arrays(file, {**arrays, "provenance": json.dumps(self.provenance)})
+            save_arrays(file, arrays, self.mark)
         elif file.suffix.lower() in FIGURES:
             from vitreous.plot.figure import save_figure
             from vitreous.plot.maximized import maximized_figure
 
-            save_figure(maximized_figure(self), file)
+            save_figure(maximized_figure(self), file, self.mark)
         else:
             ending = file.suffix or "a file without ending"
             raise OptionError(f"{file}: cannot save as {ending}; use .npz or {', '.join(FIGURES)}")
@@ -95,7 +104,7 @@ class Maximized:
     def save_image(self, path: str | Path, index: int = 0) -> Path:
         """Write the bare image as a PNG."""
         buffer = io.BytesIO()
-        self.picture(index).save(buffer, "PNG")
+        self.picture(index).save(buffer, "PNG", **pixels("png", self.mark))
         return write_image(Path(path), buffer.getvalue(), ".png")
 
     def save_gif(self, path: str | Path, index: int = 0) -> Path:
@@ -103,7 +112,7 @@ class Maximized:
         from vitreous.plot.gif import gif_bytes
 
         frames = [enlarged(as_image(frame, self.bands)) for frame in self.film[index]]
-        return write_image(Path(path), gif_bytes(frames, [FRAME_MS] * (len(frames) - 1) + [HOLD_MS]), ".gif")
+        return write_image(Path(path), gif_bytes(frames, [FRAME_MS] * (len(frames) - 1) + [HOLD_MS], self.mark), ".gif")
 
     def _repr_png_(self) -> bytes:
         """A figure, for notebooks."""

@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Bool, Float
 
 from vitreous._support.words import count_of, percent
-from vitreous.attribution import Views
 from vitreous.errors import OptionError
 from vitreous.inspect.outliers.measure import Images, Norms, Shares, Unit, norms_of, ratios_of, shares_of, units_of
 from vitreous.inspect.outliers.mlps import find_mlps
 from vitreous.inspect.view import AnyModel, View, refuse_view
+from vitreous.models.origin import Origin
 from vitreous.trace.apply import as_images, as_model, of_model
 from vitreous.trace.tokens import readout_name
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,6 +172,8 @@ def registers(
         mean_share=mean,
         tokens=first.layout.tokens,
         units=tuple(units),
+        views=views,
+        made_by=Origin.of(wrapped, first.size),
     )
 
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import math
-
-import torch
-
+from vitreous._support import concentration
 from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
 
@@ -15,7 +12,4 @@ def entropy(case: Case) -> Measured:
 
     −Σ p ln p / ln n, p = |s| / Σ|s|; 1 where s is zero everywhere
     """
-    size = case.patches.flatten(1).abs()
-    total = size.sum(1, keepdim=True)
-    share = torch.where(total > 0, size / total, 1 / size.shape[1])
-    return Measured(torch.special.entr(share).sum(1) / max(math.log(size.shape[1]), 1e-12))
+    return Measured(concentration.entropy(case.patches.flatten(1)))

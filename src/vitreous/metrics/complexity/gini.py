@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import torch
-
+from vitreous._support import concentration
 from vitreous.metrics.case import Case, Measured
 from vitreous.registry import metric
 
@@ -13,7 +12,4 @@ def gini(case: Case) -> Measured:
 
     Σᵢ (2i − n − 1) · |s|₍ᵢ₎ / (n Σ|s|), |s|₍ᵢ₎ rising; 0 where s is zero everywhere
     """
-    size = case.patches.flatten(1).abs().sort(1).values
-    count, total = size.shape[1], size.sum(1)
-    place = 2 * torch.arange(1, count + 1, device=size.device) - count - 1
-    return Measured(torch.where(total > 0, (place * size).sum(1) / (count * total), 0))
+    return Measured(concentration.gini(case.patches.flatten(1)))

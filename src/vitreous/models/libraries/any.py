@@ -6,6 +6,8 @@ A module without a quirk of its own imports the function from here. mypy checks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from vitreous.images.preprocess import IMAGENET, Preprocess, adapt, scaled
 
 Size = tuple[int, int]  # height, width
 PREFIX = ""
+PACKAGE = "timm"  # whose transforms are the usual preprocessing
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ()
@@ -29,6 +32,9 @@ class Loaded(NamedTuple):
     name: str
     labels: Sequence[str] | Mapping[int, str] | None = None
     classifier: bool | None = None
+    notes: tuple[str, ...] = ()  # what was assumed or left out; Python users are warned
+    asked: tuple[str, ...] = ()  # what was done because the user asked for it; of this no one is warned
+    weights: tuple[Path, ...] = ()  # the files that its weights came from
 
 
 @runtime_checkable
@@ -48,6 +54,7 @@ class Source(Protocol):
 class Library(Source, Protocol):
     """How the networks of one library are recognised, run and described."""
 
+    PACKAGE: str  # whose version matters to a result
     CHECKPOINTING: tuple[str, ...]  # flags of modules that recompute activations in the backward pass
     HOOKS: tuple[str, ...]  # attributes of modules whose forward is wrapped
     PREFIXES: tuple[str, ...]  # attributes of modules inside blocks: how many tokens come before the patches
@@ -124,7 +131,7 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
     config = getattr(net, "config", None)
     places = net, getattr(net, "patch_embed", None), getattr(net, "visual", None), config
     found = size or stated_size(*places, getattr(config, "vision_config", None))
-    return cropped(found or (224, 224), *IMAGENET, channels=channels(net) or 3)
+    return replace(cropped(found or (224, 224), *IMAGENET, channels=channels(net) or 3), assumed=True)
 
 
 def text(net: nn.Module, name: str) -> Callable[[str], Any] | None:

@@ -21,7 +21,8 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
     """Load the embedded model, whatever the name; `weights` may be those of any DeiT-Tiny."""
     import timm
 
-    state = None if weights == RANDOM else read_state(weights or str(ASSETS / f"{NAME}.safetensors"))
+    file = None if weights == RANDOM else Path(weights or ASSETS / f"{NAME}.safetensors")
+    state = None if file is None else read_state(str(file))
     options: dict[str, Any] = {} if size is None else {"img_size": size}
     if state is None or any(key.endswith("reg_token") for key in state):  # a plain DeiT-Tiny has none
         options |= {"reg_tokens": 4, "no_embed_class": True}
@@ -32,7 +33,7 @@ def load(name: str, weights: str | None, size: Size | None) -> Loaded:
         fill(net, state, weights or NAME, converter(net))
     labels = (ASSETS / "imagenet1k.txt").read_text(encoding="utf-8").splitlines()
     known = labels if net.num_classes == len(labels) else None
-    return Loaded(net, cropped(size or (224, 224), *IMAGENET), NAME, known)
+    return Loaded(net, cropped(size or (224, 224), *IMAGENET), NAME, known, weights=() if file is None else (file,))
 
 
 def names(everything: bool) -> list[str] | None:

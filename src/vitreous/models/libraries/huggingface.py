@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.loading import RANDOM, hush
 
 PREFIX = "hf"
+PACKAGE = "transformers"
 CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
 HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
 PREFIXES: tuple[str, ...] = ()
@@ -121,12 +123,14 @@ def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
     kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     if (channels(net) or 3) != 3:
         steps = usual_processor(kind) if saved is None else saved
-        return of_bands(net, steps, size or own_size(net) or (224, 224))
+        made = of_bands(net, steps, size or own_size(net) or (224, 224))
+        return replace(made, assumed=saved is None)
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
     size = size or own_size(net) or (224, 224)
     usual = usual_processor(kind)
-    return cropped(size, *IMAGENET) if usual is None else resized(usual, size)
+    made = cropped(size, *IMAGENET) if usual is None else resized(usual, size)
+    return replace(made, assumed=True)
 
 
 def of_bands(net: Any, processor: Any, size: Size) -> Preprocess:

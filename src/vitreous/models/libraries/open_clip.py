@@ -20,6 +20,7 @@ from vitreous.models.libraries.any import name as name
 from vitreous.models.libraries.loading import RANDOM, SEE, hush, not_built
 
 PREFIX = "openclip"
+PACKAGE = "open_clip_torch"
 CHECKPOINTING: tuple[str, ...] = ("grad_checkpointing",)
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from vitreous.models.libraries.any import text as text
 from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, hush, not_built
 
 PREFIX = "timm"
+PACKAGE = "timm"
 CHECKPOINTING: tuple[str, ...] = ("grad_checkpointing",)
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ("num_prefix_tokens",)

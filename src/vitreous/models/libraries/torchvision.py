@@ -22,6 +22,7 @@ from vitreous.models.libraries.any import text as text
 from vitreous.models.libraries.loading import RANDOM, SEE, fixed_size, not_built
 
 PREFIX = "torchvision"
+PACKAGE = "torchvision"
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ()

@@ -42,11 +42,16 @@ class Evaluation:
     skipped: dict[str, str]
 
 
-def evaluate(model: Model, data: str | Path, *, batch: int = 128, progress: Tell = quietly) -> Evaluation:
-    """Measure accuracy, overall and per class, on a folder with one sub-folder per class, named as in the probe."""
+def evaluate(
+    model: Model, data: str | Path, *, batch: int = 128, limit: int | None = None, progress: Tell = quietly
+) -> Evaluation:
+    """Measure accuracy, overall and per class, on a folder with one sub-folder per class, named as in the probe.
+
+    `limit`: use only the first N images of each class.
+    """
     if batch < 1:
         raise OptionError(f"batch = {batch}: must be 1 or more")
-    folder = open_folder(Path(data), tuple(model.labels.values()))
+    folder = open_folder(Path(data), tuple(model.labels.values()), limit)
     groups = [list(range(i, min(i + batch, len(folder.files)))) for i in range(0, len(folder.files), batch)]
     named: list[Counter[int]] = [Counter() for _ in folder.classes]  # for each class: what its images were taken for
     images = right = 0

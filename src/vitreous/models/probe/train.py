@@ -63,6 +63,7 @@ def train(
     validation: float = 0.1,
     augment: bool = True,
     seed: int = 0,
+    limit: int | None = None,
     resume: bool = True,
     progress: Tell = quietly,
 ) -> Report:
@@ -70,11 +71,12 @@ def train(
 
     Adam on random crops, half of them mirrored; without `augment`, on embeddings that are computed once. The best epoch
     has the highest accuracy (then the lowest loss) on the share of every class that is held out for `validation`.
+    `limit`: use only the first N images of each class.
     """
     out, options = Path(out), {"batch": batch, "lr": lr, "validation": validation, "augment": augment, "seed": seed}
     check_options(epochs, batch, lr, validation)
     check_out(out)
-    folder = open_folder(Path(data))
+    folder = open_folder(Path(data), limit=limit)
     learn, check = split(folder, validation, seed)
     identity = fingerprint(model)
     files = Files(out, {"backbone": identity, "images": folder.digest, "image size": list(model.size), **options})
@@ -88,7 +90,7 @@ def train(
         run = Training(feed, kept.take(check), lr, files, progress, state)
         run.go(epochs)
     weight, bias = run.best
-    told = {"epochs": epochs, **options}
+    told = {"epochs": epochs, **options, "images": folder.digest}
     Probe(weight, bias, folder.classes, model.name, identity, run.at.accuracy or 0.0, told).save(out)
     files.clear()
     return report(out, model, reader, learn, check, run)

@@ -1,10 +1,9 @@
-"""Bridges to other libraries: captum's objects as methods, and methods as what captum and Quantus call.
+"""captum's objects as methods, and methods as code written for captum calls them.
 
 from_captum(IntegratedGradients(net))            a method, wherever a method's name is taken
 captum_style(net, "gae").attribute(x, target)    what code written for captum calls
-quantus_explain(net, x, y, method="gae")         an `explain_func` of Quantus
 
-None of the libraries is imported here: an object of captum is known by its `attribute`.
+captum is not imported: its objects are known by their `attribute`.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ def drawing(key: int) -> Iterator[None]:
             np.random.set_state(state)
 
 
-# -------------------------------------------------------------------------------------------------- methods for others
+# -------------------------------------------------------------------------------------------------- methods for captum
 
 
 class CaptumStyle:
@@ -273,27 +272,6 @@ class CaptumStyle:
 def captum_style(model: Model | nn.Module, method: str | ConfiguredMethod | None = None, **options: Any) -> CaptumStyle:
     """A method as code written for captum expects it: `captum_style(net, "gae").attribute(inputs, target=281)`."""
     return CaptumStyle(model, method, **options)
-
-
-def quantus_explain(
-    model: Model | nn.Module,
-    inputs: Any,
-    targets: Any = None,
-    *,
-    method: str | ConfiguredMethod | None = None,
-    device: Any = None,
-    **options: Any,
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """An `explain_func` of Quantus: maps at the size of the images, [B 1 Y X].
-
-    `inputs`: preprocessed images [B C Y X]; `targets`: the class of each, None: top-1. The method and its options come
-    from `explain_func_kwargs`: {"method": "rollout", "discard": 0.9}. `device`: where to move the images; by default
-    to that of the model.
-    """
-    wrapped = model if isinstance(model, Model) else Model(model)
-    images = torch.as_tensor(inputs).to(device=device or wrapped.device, dtype=wrapped.dtype)
-    maps = enlarged(wrapped, images, method, targets, options)
-    return cast("np.ndarray[Any, np.dtype[np.float32]]", maps[:, None].cpu().numpy())
 
 
 def enlarged(
