@@ -464,7 +464,7 @@ def test_deep_grey_files_on_the_command_line(run: Run, tmp_path: Path) -> None:
     ran = run("explain", "in", "-m", "test_vit", "-w", "one.safetensors", "--img-size", SIDE, "-x", "gradient")
     assert ran.code == 0, ran.err
     made = sorted(file.name for file in (tmp_path / "vitreous-out").glob("*.png"))
-    assert made == ["deep_png.png", "deep_tif.png", "float.png"]
+    assert made == ["deep.png", "deep_2.png", "float.png"]
 
 
 def classes(root: Path) -> Path:

@@ -15,7 +15,8 @@ import pytest
 import typer
 from conftest import Run
 
-from vitreous.cli.arguments import OLDER, Choice, Limit, grouped, spelling
+from vitreous.cli.arguments import OLDER, Choice, Limit, spelling
+from vitreous.cli.groups import grouped
 from vitreous.cli.formats import parse_formats
 from vitreous.cli.main import app
 from vitreous.errors import OptionError

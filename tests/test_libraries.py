@@ -135,6 +135,7 @@ QUIRKS = {
     *("image_embeds", "pooler_output", "last_hidden_state", "x_norm_clstoken", "_from_config", "from_pretrained"),
 }
 EXCEPTIONS = {  # not about models
+    "bridges/huggingface.py": {"transformers", "image_mean"},  # its Trainer, and whether that has a processor of images
     "cli/health.py": {"timm", "transformers", "open_clip"},  # versions of what is installed
     "evaluation/report/files.py": {"timm", "transformers"},  # the same, beside results
     "trace/perturb/fills.py": {"torchvision"},  # its Gaussian blur

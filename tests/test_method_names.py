@@ -53,12 +53,14 @@ ALLOWED = {  # file, names: why they are there
     "plot/spread.py": {PART: ["rollout"]},
     "trace/rules/gradient.py": {"the rules of relevance have the names of their papers": ["attn_lrp", "cp_lrp"]},
     "web/attention.py": {PART: ["attention", "rollout"]},
+    "web/exports.py": {PART: ["attention", "rollout"]},
     "web/faithfulness.py": {REFERENCE: ["random"]},
     "web/heads.py": {PART: ["cass_attention"]},
     "web/schema.py": {"an example in the documentation of the API": ["cdam"]},
     "web/static/attention.js": {PART: ["attention", "rollout"]},
     "web/static/concepts.js": {DEFAULT: ["cdam"]},
     "web/static/draw.js": {WORD: ["centre"]},
+    "web/static/faithfulness.js": {REFERENCE: ["random"]},
 }
 
 

@@ -701,6 +701,7 @@ def test_max_sensitivity_keeps_each_images_class() -> None:
     assert torch.allclose(at_once.value, expected.value, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:a float tensor counts as preprocessed")
 def test_max_sensitivity_of_what_is_zero() -> None:
     def zero(trace: Trace, target: Any) -> Tensor:
         return torch.zeros(len(trace), 2, 2)

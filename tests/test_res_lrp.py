@@ -278,7 +278,7 @@ def test_the_command_line_writes_them(run: Run, cat: Path) -> None:
     layers = vitreous.load().layout.layers
     assert key.startswith("res_lrp@") and len(notes["amplification"]) == 2 * layers
     with np.load(entry["maps"]) as stored:
-        kept = json.loads(str(stored["provenance"]))[key]["notes"]["amplification"]
+        kept = json.loads(str(stored["provenance"]))["maps"][key]["notes"]["amplification"]
     assert kept == [notes["amplification"]]
 
 

@@ -215,7 +215,7 @@ def test_what_only_the_finalists_saw(ours: Advice) -> None:
 
 
 def test_every_row_is_told_as_json(ours: Advice) -> None:
-    told = json.loads(json.dumps(command.told(ours, []), allow_nan=False))
+    told = json.loads(json.dumps(command.told(ours, [], []), allow_nan=False))
     assert len(told["contenders"]) == len(ours.contenders) and told["runs"] == ours.runs
     assert told["estimate"]["exhaustive_runs"] == ours.estimate.exhaustive_runs and told["fresh"]["images"] > 0
     assert {one["dropped"] for one in told["contenders"]} >= {None, 1}

@@ -27,7 +27,8 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
         if lasting and os.name == "posix":
             sync(path.parent, os.O_RDONLY)  # the directory entry as well
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # not the draft, which nobody knows
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None  # not the draft, which nobody knows
         raise
     finally:
         draft.unlink(missing_ok=True)

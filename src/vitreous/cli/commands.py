@@ -40,9 +40,9 @@ from vitreous.cli.arguments import (
     Targets,
     WeightsFile,
     WeightsFiles,
-    grouped,
     spelling,
 )
+from vitreous.cli.groups import grouped
 from vitreous.errors import OptionError
 
 app = typer.Typer(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitreous.cli.arguments import Backbone, Images, Limit, OutFileIfAny, Replace, grouped
+from vitreous.cli.arguments import Backbone, Images, Limit, OutFileIfAny, Replace
+from vitreous.cli.groups import grouped
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from vitreous.cli.arguments import (
     Replace,
     Seed,
     Source,
-    grouped,
 )
+from vitreous.cli.groups import grouped
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from vitreous.cli.arguments import (
     SetOption,
     Targets,
     WeightsFiles,
-    grouped,
 )
+from vitreous.cli.groups import grouped
 from vitreous.errors import OptionError
 
 app = typer.Typer(

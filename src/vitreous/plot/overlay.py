@@ -33,8 +33,8 @@ def overlay(
     photo = enlarge(photo.convert("RGB"))
     values, known = resample(map, photo.size, cells, box)
     rgb, alpha = veil(values, ends, signed, control)
-    alpha = (strength * alpha * known)[..., None]
-    return picture((1 - alpha) * base(photo) + alpha * rgb)
+    alpha, under = (strength * alpha * known).astype(np.float32)[..., None], base(photo)
+    return picture(under + alpha * (rgb - under))
 
 
 def bare(
@@ -64,7 +64,7 @@ def veil(
     values: np.ndarray, ends: tuple[float, float], signed: bool, control: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Colours [Y X 3] and how much of them is seen [Y X]: nothing at zero (signed) or at the lower limit."""
-    place = colour.scale(values, ends)
+    place = colour.scale(values, ends).astype(np.float32)
     if not signed:
         return paint(place, signed, control), place**EASE
     side = 2 * place - 1
@@ -125,4 +125,4 @@ def reduced(photo: Image.Image) -> Image.Image:
 
 
 def picture(rgb: np.ndarray) -> Image.Image:
-    return Image.fromarray(rgb.round().clip(0, 255).astype(np.uint8))
+    return Image.fromarray((rgb.clip(0, 255) + 0.5).astype(np.uint8))
