@@ -16,8 +16,8 @@ import typer
 from conftest import Run
 
 from vitreous.cli.arguments import OLDER, Choice, Limit, spelling
-from vitreous.cli.groups import grouped
 from vitreous.cli.formats import parse_formats
+from vitreous.cli.groups import grouped
 from vitreous.cli.main import app
 from vitreous.errors import OptionError
 
