@@ -164,7 +164,7 @@ def step_report(given: argparse.Namespace) -> str:
 def step_resume(given: argparse.Namespace) -> str:
     """The same command again, with nothing left to do."""
     study = vitreous.run_study(
-        given.kind, given.data, weights_of(given), given.folder + "/" + given.kind, **asked(given)
+        given.kind, names(given), weights_of(given), given.folder + "/" + given.kind, **asked(given)
     )
     return repr(study)
 

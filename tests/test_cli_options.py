@@ -16,9 +16,9 @@ import typer
 from conftest import Run
 
 from vitreous.cli.arguments import OLDER, Choice, Limit, spelling
-from vitreous.cli.formats import parse_formats
 from vitreous.cli.groups import grouped
 from vitreous.cli.main import app
+from vitreous.cli.values import parse_formats
 from vitreous.errors import OptionError
 
 CLI = Path(__file__).parents[1] / "src" / "vitreous" / "cli"

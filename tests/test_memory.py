@@ -198,25 +198,28 @@ def test_show_progress_is_quiet_where_nobody_looks(capfd: pytest.CaptureFixture[
 def test_an_interrupted_run_leaves_the_model_clean_and_what_was_finished(
     run: Run, cat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitreous.cli import explain as command
+    from vitreous.cli.explained import Writer
 
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.jpg").write_bytes(cat.read_bytes())
-    written: list[Any] = []
-    original = command.write
+    original = Writer.add
 
-    def write(*args: Any) -> dict[str, Any]:
-        if len(written) == 2:
+    def add(writer: Writer, *args: Any) -> None:
+        if len(writer.jobs) == 2:
+            for job in writer.jobs.values():
+                job.result()
             raise KeyboardInterrupt
-        written.append(original(*args))
-        return written[-1]
+        original(writer, *args)
 
-    monkeypatch.setattr(command, "write", write)
+    monkeypatch.setattr(Writer, "add", add)
     said = run("explain", "a.jpg", "b.jpg", "c.jpg", "-x", "rollout", "-o", "out")
     assert said.code == 130
     assert "out/a.png" in said.out and "2 images" in said.out
     assert "interrupted" in said.err
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.npz", "a.png", "b.npz", "b.png"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        *("a.npz", "a.png", "b.npz", "b.png"),
+        *("index.html", "summary.csv", "summary.parquet"),
+    ]
 
 
 def test_an_interrupt_inside_a_method_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:

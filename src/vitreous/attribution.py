@@ -217,7 +217,7 @@ def drawn_on(image: Any, steps: Preprocess | None) -> Image.Image:
 def mark_of(maps: Mapping[str, Attribution]) -> dict[str, Any]:
     """What a file of these maps says of them: the provenance of each, and one identity of all."""
     each = {key: one.provenance for key, one in maps.items()}
-    return {"identity": identity_of({key: one.identity for key, one in maps.items()}), "maps": each}
+    return {"identity": identity_of({key: identity_of_result(told) for key, told in each.items()}), "maps": each}
 
 
 def old_targets(joined: str | None, count: int) -> Sequence[str | None]:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitreous._support.files import FIGURES
-from vitreous.cli.formats import USUAL, parse_formats
-from vitreous.cli.sizes import parse_bands, parse_size
+from vitreous.cli.values import USUAL, parse_bands, parse_formats, parse_size
 from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from torch import Tensor
 from vitreous._support.arrays import save_arrays
 from vitreous.attribution import Attribution, mark_of, told_targets
 from vitreous.cli.arguments import Place
-from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -30,6 +29,7 @@ from vitreous.cli.results import (
     tell_notes,
     work_through,
 )
+from vitreous.cli.values import NUMBERS
 from vitreous.methods.attention.head_similarity import class_saliency, head_maps, similarities, weighted_heads
 from vitreous.models.model import Model
 from vitreous.plot.figure import save_figure

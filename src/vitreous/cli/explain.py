@@ -15,7 +15,6 @@ from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
 from vitreous.cli.arguments import Settings, pick_methods
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
-from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -27,6 +26,7 @@ from vitreous.cli.results import (
     tell_notes,
     work_through,
 )
+from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning

@@ -18,8 +18,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from vitreous._support.arrays import plain, save_arrays
 from vitreous.attribution import Attribution, mark_of
-from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import Summary, placed
+from vitreous.cli.values import NUMBERS
 from vitreous.evaluation.report.folder import Row, failed_row, rows_of, thumbnail, write_folder
 from vitreous.metrics.correlation import correlation, ranks
 from vitreous.plot.colour import is_control
@@ -88,18 +88,26 @@ class Writer:
 
     def add(self, one: Explanation, name: str) -> None:
         """Reserve the names of the files now, write them soon; raises if an earlier one could not be written."""
-        for job in self.jobs.values():
-            if job.done() and not job.cancelled() and (error := job.exception()) is not None:
-                raise error
+        self.check()
         mark, held = mark_of(one.maps), ExitStack()
         endings = [f".{kind}" for kind in sorted(self.form.kinds, key=NUMBERS.__ne__)]  # the maps first
         name = held.enter_context(placed(self.summary, name, endings, mark["identity"], self.form.overwrite))
         names = [f"{name}{ending}" for ending in endings]
         self.submit(one.file, lambda: write(one, mark, self.summary.out, names, self.form.cells, held))
 
+    def check(self) -> None:
+        """Raise if something could not be written."""
+        for job in self.jobs.values():
+            if job.done() and not job.cancelled() and (error := job.exception()) is not None:
+                raise error
+
     def submit(self, file: Path, job: Callable[[], Written]) -> None:
         self.room.acquire()
-        self.jobs[file] = self.pool.submit(job)
+        try:
+            self.jobs[file] = self.pool.submit(job)
+        except RuntimeError:  # nothing is begun any more, because something could not be written
+            self.check()
+            raise
         self.jobs[file].add_done_callback(self.ended)
 
     def ended(self, job: Future[Written]) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitreous.cli.arguments import Cells, Images, PlaceOfImages, Source, SourceOfHead
-from vitreous.cli.formats import NUMBERS
 from vitreous.cli.groups import grouped
+from vitreous.cli.values import NUMBERS
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:

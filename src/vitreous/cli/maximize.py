@@ -12,8 +12,8 @@ import typer
 
 from vitreous._support.progress import show_progress
 from vitreous.cli.arguments import Place
-from vitreous.cli.formats import NUMBERS
 from vitreous.cli.results import Summary, check_out, placed, short, tell_notes
+from vitreous.cli.values import NUMBERS
 from vitreous.inspect.maximize.maximize import DECLARED, maximize
 from vitreous.inspect.maximize.result import Maximized
 from vitreous.models.model import Model

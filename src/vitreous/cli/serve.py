@@ -15,7 +15,7 @@ import typer
 
 from vitreous._support.optional import needs
 from vitreous.cli.arguments import load_model
-from vitreous.cli.sizes import parse_bands
+from vitreous.cli.values import parse_bands
 from vitreous.errors import OptionError, one_line
 from vitreous.version import VERSION
 

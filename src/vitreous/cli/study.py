@@ -237,7 +237,7 @@ def split(target: str | None) -> Any:
 
 def models(sources: Sources) -> list[Any]:
     """A model for each --model; --weights are paired with them in order."""
-    from vitreous.cli.sizes import parse_bands, parse_size
+    from vitreous.cli.values import parse_bands, parse_size
     from vitreous.evaluation.study.plan import Source
 
     names: list[str | None] = [*sources.model] if sources.model else [None]
