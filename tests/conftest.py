@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import warnings
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +52,35 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"note: {AMX_NOTICE}")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the folder of real weights, whichever fixture asks for it."""
+    """Mark what needs the folder of real weights, whichever fixture asks for it, and what only `make test-all` runs."""
     for item in items:
         if "shared" in getattr(item, "fixturenames", ()):
             item.add_marker("shared")
+    thin_out(items)
+
+
+def thin_out(items: list[pytest.Item], many: int = 8) -> None:
+    """Of a test with many cases the quick suite runs half, of one with very many a quarter, chosen by their names.
+
+    Of a test with several parameters each value keeps a case, so that every method, metric and model is met.
+    """
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None and hasattr(item, "callspec"):
+            groups[item.nodeid.partition("[")[0]].append(item)
+    for cases in groups.values():
+        share = 1 if len(cases) < many else 2 if len(cases) < 3 * many else 4
+        met: set[tuple[str, object]] = set()
+        for item in cases:
+            case: Any = item.callspec  # type: ignore[attr-defined]
+            plain = {name: value for name, value in case.params.items() if isinstance(value, str | int)}
+            values = set({**case.indices, **plain}.items())
+            if (values <= met or len(values) == 1) and zlib.crc32(item.nodeid.encode()) % share:
+                item.add_marker("slow")
+            else:
+                met |= values
 
 
 SHARED = Path(os.environ.get("VITREOUS_SHARED", Path(__file__).parents[2] / "shared"))

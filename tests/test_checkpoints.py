@@ -491,6 +491,7 @@ def animals(folder: Path, **more: Any) -> Path:
     config = hf_config("ViT", **{"image_size": 64, "patch_size": 16, **names})
     config.update(more)
     transformers.ViTForImageClassification(config).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
     return folder
 
 

@@ -131,6 +131,7 @@ def test_an_error_for_real(tmp_path: Path) -> None:
     assert names(tmp_path) == [], "nothing is left behind"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_terminal_of_few_characters(tmp_path: Path) -> None:
     ran = command("-m", "vitreous", "methods", "rollout", cwd=tmp_path, PYTHONIOENCODING="ascii")

@@ -51,6 +51,7 @@ def test_nothing_is_tried_where_amx_is_not_announced(announced: Path, monkeypatc
     assert health.about_amx() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_cpu_that_can_is_left_alone(announced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real child with a product that every CPU can do; the verdict is kept, so that it is asked once."""

@@ -381,6 +381,7 @@ LONG = (
         "concepts.md",
         "inspect.md",
         "maximize.md",
+        "own-model.md",
         "registers.md",
         "reparametrisation.md",
         "results.md",

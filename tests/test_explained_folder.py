@@ -400,6 +400,7 @@ def test_sorting_and_filtering_in_a_browser(browser: Any, index: Path, width: in
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page_by_keyboard(browser: Any, index: Path) -> None:
     page, said = opened(browser, index, 1440, "light")

@@ -555,6 +555,7 @@ def test_it_is_used_by_its_name() -> None:
 # ------------------------------------------------------------------------------------------------------- command line
 
 
+@pytest.mark.slow
 def test_every_command_writes_what_it_says(run: Run, cat: Path) -> None:
     for asked, files in [
         (["heads", "--layers", "0-2,-1", "--same-scale", "--cells"], ["png"]),

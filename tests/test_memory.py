@@ -243,6 +243,7 @@ def test_an_interrupt_inside_a_method_leaves_no_hook(monkeypatch: pytest.MonkeyP
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_ctrl_c_stops_the_command_between_pictures(cat: Path, tmp_path: Path) -> None:
     for number in range(400):  # more than are ever done before the signal comes

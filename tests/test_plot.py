@@ -176,6 +176,7 @@ def test_a_single_patch_reaches_the_end_of_the_scale() -> None:
     assert colour.limits(DEGENERATE["one patch below zero"], True) == (-1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_line_colours_depend_on_the_name_alone() -> None:
     common = ["attention", "rollout", "gae", "cdam", "integrated_gradients", "attn_lrp", "token_ablation", "legrad"]

@@ -369,6 +369,7 @@ def test_a_forward_of_the_users_and_blocks_without_mlps_are_refused() -> None:
 # ------------------------------------------------------------------------------------------------ command line, DeiT
 
 
+@pytest.mark.slow
 def test_the_command_line(run: Run, cat: Path) -> None:
     done = run("inspect", "registers", cat, cat.with_name("coffee.jpg"), "--ratio", "1.3", "--units", "3", "--json")
     assert done.code == 0, done.err

@@ -340,6 +340,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_installed_package_adds_a_method(tmp_path: Path) -> None:
     """As pip would leave it: a module and its dist-info; nobody imports anything."""

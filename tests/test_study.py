@@ -513,6 +513,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_reader_that_outlives_a_killed_run_does_not_hold_its_lock(small: Model, album: Path, tmp_path: Path) -> None:

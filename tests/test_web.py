@@ -1426,6 +1426,7 @@ def count_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files the Linux way")
 def test_nothing_leaks() -> None:
     with small(replace(FREE, jobs_kept=20)) as (visitor, own):
