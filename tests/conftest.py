@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def thin_out(items: list[pytest.Item], many: int = 8) -> None:
     """Of a test with many cases the quick suite runs half, of one with very many a quarter, chosen by their names.
 
-    Of a test with several parameters each value keeps a case, so that every method, metric and model is met.
+    Of a test with several parameters each name keeps a case, so that every method, metric and model is met.
     """
     groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -75,9 +75,8 @@ def thin_out(items: list[pytest.Item], many: int = 8) -> None:
         met: set[tuple[str, object]] = set()
         for item in cases:
             case: Any = item.callspec  # type: ignore[attr-defined]
-            plain = {name: value for name, value in case.params.items() if isinstance(value, str | int)}
-            values = set({**case.indices, **plain}.items())
-            if (values <= met or len(values) == 1) and zlib.crc32(item.nodeid.encode()) % share:
+            values = {(name, value) for name, value in case.params.items() if isinstance(value, str)}
+            if (values <= met or len(case.params) == 1) and zlib.crc32(item.nodeid.encode()) % share:
                 item.add_marker("slow")
             else:
                 met |= values

@@ -243,7 +243,7 @@ class Moments:
     M₂ ← M₂ + Σ (x − x̄)² + (x̄ − m)² · n b / (n + b) for b more images, the interval is m ± t·√(M₂ / (n−1) / n)
     """
 
-    def __init__(self, at: Sequence[float]) -> None:
+    def __init__(self, at: Sequence[float | int]) -> None:
         self.at = tuple(float(place) for place in at)
         self.count = np.zeros(len(self.at), dtype=np.int64)
         self.mean = np.zeros(len(self.at))

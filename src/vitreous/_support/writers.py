@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,7 @@ from vitreous.errors import OptionError
 TAKES = "a SummaryWriter of TensorBoard, a run of wandb (or wandb itself), mlflow, a run of it or (client, run id)"
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Where numbers and images go."""
 

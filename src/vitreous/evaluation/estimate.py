@@ -49,7 +49,7 @@ def rounded(value: float) -> int:
     return int(float(f"{value:.1e}"))
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """40 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"

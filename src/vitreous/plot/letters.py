@@ -50,13 +50,13 @@ class Line:
 
 
 @lru_cache(REMEMBERED)
-def width_of(words: str, style: Style, dpi: float) -> float:
+def width_of(words: str, style: Style, dpi: float | int) -> float:
     """Pixels from the first letter to the last."""
     return float(laid_out(words, style, dpi).get_width_height()[0]) / 64
 
 
 @lru_cache(REMEMBERED)
-def line_of(words: str, style: Style, dpi: float) -> Line:
+def line_of(words: str, style: Style, dpi: float | int) -> Line:
     font = laid_out(words, style, dpi)
     (wide, high), descent = (size / 64 for size in font.get_width_height()), font.get_descent() / 64
     baseline = AROUND + ceil(high - descent)
@@ -66,7 +66,7 @@ def line_of(words: str, style: Style, dpi: float) -> Line:
     return Line(mask, -AROUND, baseline, max(high - descent, ASCENT * style.size * dpi / 72) / 2)
 
 
-def laid_out(words: str, style: Style, dpi: float) -> FT2Font:
+def laid_out(words: str, style: Style, dpi: float | int) -> FT2Font:
     """This thread's font, which holds the line until the next."""
     font = get_font(findfont(style.font))
     font.clear()

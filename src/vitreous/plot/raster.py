@@ -13,7 +13,7 @@ from vitreous.plot.sheet import DPI, Box, Picture, Sheet, Words
 SHARE = {"left": 0.0, "center": 0.5, "right": 1.0}  # of a line's width that lies before its place
 
 
-def drawn(sheet: Sheet, dpi: float = DPI) -> Image.Image:
+def drawn(sheet: Sheet, dpi: float | int = DPI) -> Image.Image:
     """All pieces of a sheet on white."""
     paper = Paper(sheet, dpi)
     for piece in sheet.layers:
@@ -29,7 +29,7 @@ def drawn(sheet: Sheet, dpi: float = DPI) -> Image.Image:
 class Paper:
     """The pixels of a sheet. The rows are counted from the lower edge, as in matplotlib."""
 
-    def __init__(self, sheet: Sheet, dpi: float) -> None:
+    def __init__(self, sheet: Sheet, dpi: float | int) -> None:
         size = int(sheet.width * dpi), int(sheet.height * dpi)
         self.image = Image.new("RGB", size, "white")
         self.dpi, self.above = dpi, size[1] - sheet.height * dpi

@@ -99,7 +99,7 @@ LAYERS = (Box, Picture, Words)  # from the lowest
 class Sheet:
     """Paper of a size, with a ruler."""
 
-    def __init__(self, width: float, height: float) -> None:
+    def __init__(self, width: float | int, height: float | int) -> None:
         self.width, self.height = width, height
         self.pieces: list[Piece] = []
         self.canvas: Figure | None = None

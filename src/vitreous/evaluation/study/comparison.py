@@ -157,7 +157,7 @@ class Pooled:
         self.count += images * tokens
         self.mean += step * images * tokens / np.maximum(self.count, 1)
 
-    def _step(self, mean: Square, count: Square) -> tuple[Square, Square]:
+    def _step(self, mean: Square, count: Int[np.ndarray, "M M"] | Square) -> tuple[Square, Square]:
         """How far the mean of more tokens lies from that of those before, and its weight."""
         step = np.where(count > 0, mean - self.mean, 0)
         return step, self.count * count / np.maximum(self.count + count, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from vitreous.evaluation.study.kind import Kind
 from vitreous.registry import METHODS
 
 
+@runtime_checkable
 class Rows(Protocol):
     """The study that a row belongs to (`vitreous.Study`), as far as it is asked here."""
 
