@@ -102,9 +102,9 @@ def test_other_resolutions_have_the_same_layout(monkeypatch: pytest.MonkeyPatch)
 
 def test_transparent_images_show_the_paper() -> None:
     sheet = Sheet(1, 1)
-    sheet.box(0.0, 0.0, 1, 1, "#FF0000")
-    sheet.image(np.zeros((4, 4, 4), np.uint8), 0, 0, 1, 1)
-    sheet.image(np.full((4, 4), 255, np.uint8), 0.5, 0, 0.5, 1)
+    sheet.box(0.0, 0.0, 1.0, 1.0, "#FF0000")
+    sheet.image(np.zeros((4, 4, 4), np.uint8), 0.0, 0.0, 1.0, 1.0)
+    sheet.image(np.full((4, 4), 255, np.uint8), 0.5, 0.0, 0.5, 1.0)
     image = drawn(sheet, 100)
     assert image.getpixel((20, 20)) == (255, 0, 0) and image.getpixel((70, 20)) == (255, 255, 255)
 
