@@ -121,6 +121,7 @@ def test_explain_for_real(tmp_path: Path, cat: Path, tiny: Model) -> None:
         assert json.loads(str(stored["provenance"]))["maps"][key] == expected.provenance
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_error_for_real(tmp_path: Path) -> None:
     ran = command("-m", "vitreous", "explain", "gone.jpg", "--method", "rolout", cwd=tmp_path)

@@ -528,6 +528,7 @@ def test_the_command_has_the_same_defaults() -> None:
     assert {name: given[name].default for name in own} == {name: options[name].default for name in own}
 
 
+@pytest.mark.slow
 def test_the_command_writes_pictures(run: Run) -> None:
     result = run("maximize", "-u", "class:tench,token:3/2,5", "-u", "class:7", "--steps", 2, "--copies", 1, "-o", "out")
     assert result.code == 0

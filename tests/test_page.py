@@ -605,6 +605,7 @@ def luminance(page: Any, selector: str, kind: str) -> float:
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
+@pytest.mark.slow
 def test_address_gives_the_view_again(visit: Callable[..., Any]) -> None:
     page = visit("method=rollout;discard=0.5&method=cdam&target=3&target=1-2&image=sample:coffee")
     maps(page, 3)

@@ -431,6 +431,7 @@ def test_figures_from_many_threads_are_the_same() -> None:
     assert len(drawn) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_pyplot_is_never_touched() -> None:
     asked = "import sys, vitreous.plot.figure; sys.exit('matplotlib.pyplot' in sys.modules)"

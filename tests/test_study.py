@@ -489,6 +489,7 @@ with find_store(sys.argv[1]).locked():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_runs_do_not_work_on_one_study(small: Model, album: Path, tmp_path: Path) -> None:
     study = run_study("maps", album, small, tmp_path, methods="attention")

@@ -1261,6 +1261,7 @@ def test_a_trace_too_large_to_keep_still_answers() -> None:
         assert len(own.traces) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gae", *rare("cdam", "gradient", "attn_lrp")])
 def test_gradients_are_not_kept(client: TestClient, engine: Engine, name: str) -> None:
     """The trace stays for other questions, the graph behind its gradients goes with the job."""
@@ -1384,6 +1385,7 @@ def drawn(told: dict[str, Any], chance: random.Random) -> Any:
     return chance.choice(["", "mean", "\0", "1"])
 
 
+@pytest.mark.slow
 def test_any_options() -> None:
     """No value of any option of any method or metric is a mistake of ours."""
     own = Engine([(named("timm ViT"), Source())], replace(FREE, own_jobs=10**6, queue=10**6, jobs_kept=10**6))
