@@ -64,6 +64,16 @@ def test_the_weights_file_and_its_content_are_named(tmp_path: Path, photo: Path)
     assert changed.identity != found.identity
 
 
+def test_the_command_names_the_weights_that_were_given(run: Run, photo: Path, tmp_path: Path) -> None:
+    save_file(vitreous.load().module.state_dict(), tmp_path / "plain.safetensors")
+    words = ["explain", str(photo), "--method", "attention", "--format", "none"]
+    assert "explained by vitreous_tiny with attention" in run(*words).out
+    ran = run(*words, "--weights", str(tmp_path / "plain.safetensors"))
+    assert "explained by vitreous_tiny (plain.safetensors) with attention" in ran.out
+    told = json.loads(run(*words, "--weights", str(tmp_path / "plain.safetensors"), "--json").out)
+    assert told["weights"] == [str(tmp_path / "plain.safetensors")]
+
+
 def test_a_file_of_weights_that_was_replaced_has_no_hash(tmp_path: Path, photo: Path) -> None:
     file = tmp_path / "last.safetensors"
     save_file(vitreous.load().module.state_dict(), file)

@@ -189,7 +189,7 @@ def show_done(summary: Summary) -> None:
     pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
     where = "the .npz beside each figure" if count > 1 else summary.done[0].get("maps")
     arrays = f"; arrays: {where}" if "maps" in summary.done[0] else ""
-    typer.echo(f"{pictures}, the heads of {summary.model} compared with the saliency of the class{arrays}")
+    typer.echo(f"{pictures}, the heads of {summary.model_and_weights} compared with the saliency of the class{arrays}")
 
 
 def show_heads(entry: dict[str, Any]) -> None:

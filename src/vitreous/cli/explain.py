@@ -190,7 +190,12 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
 def report(summary: Summary, writer: Writer, as_json: bool) -> None:
     """Print the best classes, the files written and what failed."""
     if as_json:
-        shown = {"model": summary.model, "methods": list(summary.methods), "images": summary.done}
+        shown = {
+            "model": summary.model,
+            "weights": list(map(str, summary.weights)),
+            "methods": list(summary.methods),
+            "images": summary.done,
+        }
         files = {kind: str(file) for file in writer.files for kind in ("index", "summary") if file.stem.endswith(kind)}
         typer.echo(json.dumps({**shown, **files, "failed": summary.failed, "notes": list(summary.notes)}, indent=2))
     elif summary.done:
@@ -213,7 +218,7 @@ def show_done(summary: Summary, writer: Writer) -> None:
     pictures = f"{count} image{'s' if count > 1 else ''}" + (f" of {count + failed}" if failed else "")
     where = "the .npz beside each figure" if count > 1 else summary.done[0].get("maps")
     maps = f"; raw maps: {where}" if {"maps", "figure"} <= set(summary.done[0]) else ""
-    typer.echo(f"\n{pictures} explained by {summary.model} with {', '.join(summary.methods)}{maps}")
+    typer.echo(f"\n{pictures} explained by {summary.model_and_weights} with {', '.join(summary.methods)}{maps}")
     if writer.held > 1 and writer.files:
         typer.echo(f"all {writer.held} results of this folder: {writer.files[0]}")
 

@@ -49,12 +49,20 @@ class Summary:
     failed: list[dict[str, str]] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
     channels: int = 3  # that the model takes
+    weights: tuple[Path, ...] = ()  # files that the user gave
     moved: list[tuple[Path, Path]] = field(default_factory=list)  # results whose name was taken, and their new one
     taken: set[str] = field(default_factory=set)  # names that this run has used
 
     @classmethod
     def of(cls, model: Model, out: Path, found: Found) -> Summary:
-        return cls(model.name, out, found.named, notes=dict.fromkeys(found.notes), channels=model.channels)
+        notes, weights = dict.fromkeys(found.notes), given_files(model)
+        return cls(model.name, out, found.named, notes=notes, channels=model.channels, weights=weights)
+
+    @property
+    def model_and_weights(self) -> str:
+        """The model, with the files of weights that the user gave: vitreous_tiny (mine.pth)."""
+        files = ", ".join(file.name for file in self.weights)
+        return f"{self.model} ({files})" if files else self.model
 
     def tell_moved(self, wanted: Path, found: Path) -> None:
         """Note that a result has a new name: one note for all of them."""
@@ -71,6 +79,13 @@ class Summary:
     @property
     def code(self) -> int:
         return 2 if not self.done or any(self.is_named(entry["image"]) for entry in self.failed) else 0
+
+
+def given_files(model: Model) -> tuple[Path, ...]:
+    """The files of weights that its name does not tell already: not those of its folder or of the hub's cache."""
+    own = model.name, Path(model.spec or "").name
+    cached = "snapshots"  # in the paths of that cache
+    return tuple(f for f in model.weights if f.stem not in own and f.parent.name not in own and cached not in f.parts)
 
 
 def check_out(out: Path) -> None:
