@@ -28,9 +28,9 @@ from vitreous.models.libraries import cropped
 SMALL = 80 * 2**20  # bytes of each node's object store
 
 
-def main(album: Path, out: Path) -> None:
-    torch.manual_seed(0)
+def main(album: Path, out: Path, weights: Path) -> None:
     model = Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), ["cat", "dog, hound", *"abcde"], name="small")
+    model.net.load_state_dict(torch.load(weights))
     kind = find_kind("cass")(samples=4)  # type: ignore[call-arg]
     planned, _ = plan(kind, [Source(ready=model)], read_data(album).stamped(), batch=1, shard=1, device="cpu")
     store = open_store(out, planned.manifest, circumstances())
@@ -80,4 +80,4 @@ def works(node: Any) -> bool:
 
 if __name__ == "__main__":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

@@ -240,6 +240,9 @@ def load_base(name: str, weights: str | None, size: Size | None, classes: int | 
             raise ModelError(f"hf/{name}: cannot be loaded ({reason or one_line(error, 200)})") from error
         done.net.config._name_or_path = name  # type: ignore[union-attr]  # where its image processor is
         refuse_odd_size(done.net, size, f"hf/{name}", own_size(done.net))
+        built_at = own_size(done.net)
+        if size is None and built_at != stated_size(config, getattr(config, "vision_config", None)):
+            size = built_at  # as its weights tell, whatever the processor beside the configuration says
         return Loaded(done.net, find_preprocess(done.net, size, local=False), Path(name).name, None, None, *done[1:])
 
 
