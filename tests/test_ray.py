@@ -176,14 +176,16 @@ class Actor:
 
 
 class Paper:
-    """Ray on paper: calls end in the order of `ends`, each well or with the death of its worker."""
+    """Ray on paper: calls end in the order of `ends`, each well, with the death of its worker, or lost (None)."""
 
     class exceptions:
         class RayActorError(Exception): ...
 
         class RayTaskError(Exception): ...
 
-    def __init__(self, *ends: tuple[str, int, bool]) -> None:
+        class ObjectLostError(Exception): ...
+
+    def __init__(self, *ends: tuple[str, int, bool | None]) -> None:
         self.ends = list(ends)
         self.asked: list[set[Any]] = []
 
@@ -195,12 +197,14 @@ class Paper:
     def get(self, reference: Any) -> bytes:
         name, number, well = self.ends.pop(0)
         assert reference == (name, number) and reference in self.asked[-1]
+        if well is None:
+            raise self.exceptions.ObjectLostError("its node died")
         if not well:
             raise self.exceptions.RayActorError("it died")
         return f"{name}{number}".encode()
 
 
-def on_paper(count: int, *ends: tuple[str, int, bool], samples: tuple[Sample, ...] = ()) -> dict[int, bytes]:
+def on_paper(count: int, *ends: tuple[str, int, bool | None], samples: tuple[Sample, ...] = ()) -> dict[int, bytes]:
     shards = [Shard(i, 0, i, samples, frozenset()) for i in range(count)]
     return {shard.number: content for shard, content in results(Paper(*ends), [Actor("a"), Actor("b")], shards)}
 
@@ -214,6 +218,11 @@ def test_shards_of_a_dead_worker_go_to_the_others() -> None:
 def test_a_worker_that_comes_back_gets_shards_again() -> None:
     ends = [("b", 1, False), ("b", 3, False), ("b", -1, True), ("b", 3, True), ("b", 1, True), ("a", 0, True)]
     assert set(on_paper(4, *ends, ("a", 2, True))) == {0, 1, 2, 3}
+
+
+def test_rows_that_are_lost_with_their_node_are_computed_again() -> None:
+    ends = [("a", 0, True), ("b", 1, None), ("a", 1, True)]
+    assert on_paper(2, *ends) == {0: b"a0", 1: b"a1"}
 
 
 def test_workers_that_never_come_back_are_an_error() -> None:

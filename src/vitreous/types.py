@@ -9,14 +9,14 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-Images = Float[Tensor, "B channels Y X"]
-Map = Float[Tensor, "B rows columns"]  # patches or pixels
+Images = Float[Tensor, "B *frames channels Y X"]  # with frames: videos
+Map = Float[Tensor, "B *frames rows columns"]  # patches or pixels; with frames, of tubelets
 Tokens = Float[Tensor, "B N D"]
 Heads = Float[Tensor, "B H N d"]
 Keys = Float[Tensor, "B H M d"]
 Weights = Float[Tensor, "B H N M"]
 Row = Float[Tensor, "B M"]
 HeadRows = Float[Tensor, "B H M"]
-Output = Float[Tensor, "B C"]
+Output = Float[Tensor, "B *outputs"]  # one vector per image, or another of `vitreous.models.output.Form`
 Scores = Float[Tensor, "B"]
 Box = tuple[float, float, float, float]  # top, left, bottom, right, as shares of the height and width of an image

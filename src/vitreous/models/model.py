@@ -25,7 +25,7 @@ from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
-from vitreous.models.output import AUTO, Ending, Meaning, check_kind, decide, read_output, see
+from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
 from vitreous.models.survey_run import noise_images
 from vitreous.types import Images
 
@@ -78,7 +78,8 @@ class Model:
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._given_layout = layout
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
-        self.outputs: int | None = None  # how many numbers it returns for an image; known after the first run
+        self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
+        self.form = Form.VECTOR  # how its output is laid out; known after the first run
         self.spec: str | None = None  # its source and name; set by `load`, as are the next two
         self.weights: tuple[Path, ...] = ()  # the files that its weights came from
         self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
@@ -248,7 +249,7 @@ class Model:
         self._layouts.clear()
         return True
 
-    def run(self, images: Images) -> Float[Tensor, "rows C"]:
+    def run(self, images: Images) -> Float[Tensor, "rows *outputs"]:
         """One forward pass; the scores or the embedding of each image."""
         try:
             output = read_output(self._call(images), self.name, self._mean)

@@ -86,6 +86,15 @@ class Meaning(Enum):
         return f"{number:.4g}" if self is Meaning.VALUE else f"{number:.0%}"
 
 
+class Form(Enum):
+    """How the output of a model is laid out."""
+
+    VECTOR = "one vector per image"  # [B C]
+    DENSE = "one vector per place"  # [B C Y X]
+    DETECTIONS = "one vector and one box per query"  # [B Q C+4]; boxes: centre x, y, width, height, as shares
+    WORDS = "one vector per word"  # [B P C]: logits over the vocabulary, for each position of an answer
+
+
 def log_probabilities(output: Tensor) -> Tensor:
     """ln p; of a probability that rounds to zero, that of the smallest number."""
     return output.clamp_min(torch.finfo(output.dtype).tiny).log()

@@ -120,7 +120,7 @@ class Stopped:
 class Finished(Stopped):
     """A forward pass that reached the output."""
 
-    output: Float[Tensor, "rows C"]
+    output: Float[Tensor, "rows *outputs"]
     embedding: Tensor  # the input of the classifier; the output itself if there is no classifier
     pool: Attention | None = None
     leaf: Tensor | None = None

@@ -138,8 +138,8 @@ class Crew:
         actor, shard = self.pending.pop(ready[0])
         try:
             content = received(self.ray, ready[0])
-        except self.ray.exceptions.RayActorError as error:
-            self.miss(actor, shard, error)
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
+            self.miss(actor, shard, error)  # the rows, too, are lost with the node that made them
             return None
         return (shard, content) if self.unchanged(shard) else None
 
