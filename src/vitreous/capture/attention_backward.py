@@ -151,7 +151,7 @@ def pass_by(shown: Shown) -> None:
 
 
 class Follower:
-    """Runs every attention over `tokens` tokens (or of these numbers) so that its backward passes A ⊙ ∂y/∂A to `visitor`.
+    """Runs every attention over `tokens` tokens so that its backward passes A ⊙ ∂y/∂A to `visitor`.
 
     No gradients are needed before the first of these attentions.
     """

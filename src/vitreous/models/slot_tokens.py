@@ -27,6 +27,11 @@ class Pairs:
     slot: Tensor
     token: Tensor
 
+    @property
+    def several(self) -> bool:
+        """Whether they are more than one token."""
+        return bool(self.token.min() < self.token.max())
+
 
 def tokens_of_slots(slots: Tensor, tokens: Tensor, images: int) -> Tensor | None:
     """The token of each slot, [B rows n] (−1: none); None if slots are made of several tokens, or mix images."""

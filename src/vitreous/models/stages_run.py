@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, floor
 
 import torch
@@ -29,7 +30,7 @@ from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One attention call: the tokens that enter it, and those that its slots are made of (None: of overlapping ones)."""
+    """One attention call: the tokens that enter it, and those that its slots are made of (None: overlapping ones)."""
 
     call: Attention
     met: Met
@@ -67,7 +68,7 @@ def find_stages(
     """The stages of these attention calls, or why they cannot be found; `cuts`: grids that patches may be cut into."""
     try:
         steps = [step for number in read if (step := find_step(seen, number)) is not None]
-        if not any(step.queries is None or len(step.queries.token.unique()) > 1 for step in steps):
+        if not any(step.queries is None or step.queries.several for step in steps):
             return "attends between channels, not between tokens"
         refuse_side_reads(flow, steps)
         patches = cut_places(by_image(steps[0].met.tokens, seen.count), seen.images)
@@ -104,7 +105,7 @@ def merged_grids(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
 
 
 def find_step(seen: Seen, number: int) -> Step | None:
-    """What one attention call asks and reads; None if it attends between channels, which moves nothing between tokens."""
+    """What one attention call asks and reads; None if it attends between channels: that moves nothing elsewhere."""
     call, images = seen.calls[number], seen.count
     query, where = query_of(call), f"in {call.name or 'its own code'}"
     if query is None or not query.requires_grad or not call.v.requires_grad:
@@ -163,7 +164,7 @@ def pairs(found: Tensor, rows: Rows) -> Pairs:
 
 def refuse_side_reads(flow: DataFlow, steps: Sequence[Step]) -> None:
     """Raise if the output depends on the tokens of a layer in another way than through the next layer."""
-    for one, other in zip(steps, steps[1:]):
+    for one, other in pairwise(steps):
         if not flow.through(one.call.number, other.call.number):
             raise Unplaced(f"reads the tokens of several stages (also those of {one.call.name or 'an earlier layer'})")
 
@@ -282,13 +283,13 @@ def place_layer(
     place[list(found.tokens)] = special + torch.arange(cells)
     place[(place < 0).nonzero().flatten()] = torch.arange(special)
     placed = Placed(found.grid, special, place)
-    for made, name, pooled in zip((step.queries, step.keys), ("queries", "keys"), slots):
-        if made is None:
-            where = pooled_places(step, placed, pooled, fine, grids, size)
-            if where is None:
-                return None
-            placed = replace(placed, **{name: where})
-    return placed
+    pooled = [
+        pooled_places(step, placed, some, fine, grids, size) if made is None else None
+        for made, some in zip((step.queries, step.keys), slots)
+    ]
+    if any(made is None and where is None for made, where in zip((step.queries, step.keys), pooled)):
+        return None
+    return replace(placed, queries=pooled[0], keys=pooled[1])
 
 
 def own_grids(tokens: Tensor, grids: list[Grid]) -> list[Grid]:
