@@ -31,8 +31,11 @@ from vitreous.trace.views import Views
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 
-PER_IMAGE = ("targets", "labels", "probabilities", "sources")
-MODEL = ("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions")
+PER_IMAGE = ("targets", "labels", "probabilities", "sources", "inputs")
+MODEL = (
+    *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
+    *("image_argument", "shared_inputs"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,6 +56,7 @@ class Attribution:
     probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
     sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
     made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
+    inputs: tuple[str, ...] = ()  # a hash of what the network got beside each image
 
     def __post_init__(self) -> None:
         if len(self.targets) != len(self.map):
@@ -116,6 +120,7 @@ class Attribution:
             "model": self.model,
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
+            **({"inputs": list(self.inputs)} if self.inputs else {}),
             "images": self.names,
             "sources": plain(self.sources or list(sources)),
             "notes": plain(dict(self.notes)),
@@ -191,6 +196,7 @@ class Attribution:
             box=None if told.get("box") is None else tuple(told["box"]),
             sources=tuple(told.get("sources") or ({"name": image} for image in told["images"])),
             made_by={key: told[key] for key in MODEL if key in told},
+            inputs=tuple(told.get("inputs", ())),
             **{key: told[key] for key in ("method", "options", "model", "signed", "notes")},
         )
 
@@ -292,6 +298,7 @@ def attribute_all(
             **told_shares(target, output, trace),
             model=trace.model.name,
             made_by=made_by,
+            inputs=trace.inputs.stamps(),
             signed=declared.is_signed(values),
             notes=noted.notes,
             views=views,

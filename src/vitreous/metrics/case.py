@@ -23,7 +23,17 @@ from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
-from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
+from vitreous.trace.apply import (
+    as_images,
+    as_inputs,
+    as_model,
+    choose,
+    each_of,
+    find_method,
+    images_at_once,
+    of_model,
+    per_image,
+)
 from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -153,6 +163,7 @@ def evaluate(
     metric: str,
     target: Any = None,
     masks: Any = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Score:
     """Measure the quality of maps with one metric.
@@ -160,7 +171,7 @@ def evaluate(
     `images`: as for `explain`, or a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
     `Attribution`, or maps [B h w] or [B Y X]. `metric`: see `vitreous metrics`. `target`: as for `explain`; by default
     the target of the attribution, else the best class of each image. `masks`: where the object is, for the metrics
-    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown).
+    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown). `inputs`: as for `explain`.
     """
     declared = METRICS[metric]
     values = declared.check(options)
@@ -169,6 +180,7 @@ def evaluate(
     given = of_model(images, model) if isinstance(images, Trace) else None
     wrapped = as_model(model) if given is None else given.model
     listed = as_images(images, wrapped.channels) if given is None else given.images
+    given_inputs = given.inputs if given is not None else as_inputs(wrapped, inputs, len(listed))
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
@@ -179,10 +191,16 @@ def evaluate(
     def aim(trace: Trace, number: int) -> Target:
         return aim_at(trace, target[number] if per_image(target) else target)
 
-    pool = Pool(wrapped, len(listed), lambda number: listed[number : number + 1], aim)
+    pool = Pool(
+        wrapped,
+        len(listed),
+        lambda number: listed[number : number + 1],
+        aim,
+        lambda number: given_inputs.of_images([number]),
+    )
 
     def run(part: slice) -> Measured:
-        trace = Trace(wrapped, listed[part]) if given is None else given
+        trace = Trace(wrapped, listed[part], given_inputs.part(part)) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
         case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
@@ -190,7 +208,7 @@ def evaluate(
 
     if given is not None:
         return join([run(slice(None))], declared, values, method)
-    size = min(images_at_once(wrapped, listed), len(listed))
+    size = min(images_at_once(wrapped, listed, given_inputs), len(listed))
     return join(in_batches(run, len(listed), size, f"{metric}, images"), declared, values, method)
 
 

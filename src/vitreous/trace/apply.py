@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._support.memory import batch_size
+from vitreous._support.memory import batch_size, capturing
 from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
 from vitreous.images import pictures
+from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
-from vitreous.models.model import Model, capturing
+from vitreous.models.model import Model
 from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.batched_targets import maps_of, targets_at_once
@@ -92,15 +93,20 @@ def as_images(images: Any, channels: int = 3) -> Any:
     return torch.stack(list(listed))
 
 
-def images_at_once(model: Model, images: Any = None) -> int:
+def as_inputs(model: Model, inputs: Any, count: int) -> Inputs:
+    """What travels with so many images, checked."""
+    return model.arguments.check(inputs, count, torch.empty(0, device=model.device, dtype=model.dtype))
+
+
+def images_at_once(model: Model, images: Any = None, inputs: Inputs | None = None) -> int:
     """The number of images to explain in one batch."""
     size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
     if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
         return 1  # the error is that of its preparation
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
-    layout = model.layout_at(size)
-    if model.facts.knows(("layout run", size)):  # it is not yet known whether a batch keeps its images apart
-        layout = Trace(model, noise_images(model, size)[:1]).layout
+    layout = model.layout_at(size, inputs)
+    if model.facts_for(inputs).knows(("layout run", size)):  # not yet known whether a batch keeps its images apart
+        layout = Trace(model, noise_images(model, size)[:1], model.arguments.sample(inputs)).layout
     return batch_size(layout.footprint[1], model.device, most)
 
 
@@ -170,7 +176,8 @@ def computed(
         maps = [noted.map for noted in run(own, asked)]
         return (*maps, own.output) if declared.targeted else (*maps,)
 
-    graphs = replays(declared, values, trace.images, *targets) if trace.fresh and on_gpu(trace.images) else None
+    fresh = trace.fresh and on_gpu(trace.images) and not trace.inputs
+    graphs = replays(declared, values, trace.images, *targets) if fresh else None
     if graphs is None:
         return run(trace, targets), None
     key = key_of(declared.name, values, trace.model, trace.images, *targets)

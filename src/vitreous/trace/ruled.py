@@ -122,7 +122,7 @@ def run_ruled(trace: Trace, table: Table | None, narrow: Narrow | None, constant
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
     stream = Stream([trace.block(i) for i in range(layout.layers)] if has_blocks else [], constants)
-    how = Run.from_pixels().narrowed(narrow).inside(stream.watched)
+    how = Run.from_pixels().narrowed(narrow).inside(stream.watched).of(range(len(trace)))
     with mode(trace, table, has_blocks) as rules, constants or nullcontext():
         record = trace.run(images, how)
     found = stream.entering.get(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,50 +12,38 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
-from vitreous.images.preprocess import refuse_infinite
 from vitreous.models.layout import pool_weights, read_weights
-from vitreous.models.model import Model, capturing, later
+from vitreous.models.model import Model
+from vitreous.trace.batch import Batch
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
+from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 MOST_FORMED = 2**26  # numbers in one N×N matrix per layer and image
 
 
-class Trace:
+class Trace(Batch):
     """Access to the output, the attention of every layer, the read-out, gradients, and modified forward passes."""
 
-    def __init__(self, model: Model, images: Any) -> None:
-        self.model = model
-        self.images: Images = model.prepare(images)
-        self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
-        self.layout = model.layout_at(self.size)
+    def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
+        super().__init__(model, images, inputs)
+        self.layout = model.layout_at(self.size, self.inputs)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
-        self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
-        self.autocast = torch.is_autocast_enabled(self.images.device.type)
         if not keeps_apart(self):
-            self.layout = model.alone_at(self.size)
+            self.layout = model.alone_at(self.size, self.inputs)
         if self.layout.alone and len(self) > 1:
             said = f"{model.name} mixes the images of a batch, so a trace takes one image"
             raise InputError(f"{said}; vitreous.explain runs any number, one by one")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def refuse_infinite(self) -> None:
-        """Raise if an image on a GPU contains NaN or infinity; checked once, after the first forward pass."""
-        if self._sum is not None and not capturing(self.images):
-            refuse_infinite(self._sum())
-            self._sum = None
 
     # ------------------------------------------------------------------------------------------------- recording
 
@@ -77,7 +65,7 @@ class Trace:
         kept = self._record
         if not isinstance(kept, Finished) or kept.since > 0 or not kept.images.requires_grad:
             leaf = self.images.detach().clone().requires_grad_()
-            kept = self._record = self.run(leaf, Run.from_pixels())
+            kept = self._record = self.run(leaf, Run.from_pixels().of(range(len(self))))
         return kept
 
     @property
@@ -87,13 +75,17 @@ class Trace:
 
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
-        other = Trace(self.model, self.images)
+        other = self.like(self.images)
         other._record = self._record
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
-        other = Trace(self.model, self.images[index : index + 1])
+        return self.like(self.images[index : index + 1], [index])
+
+    def like(self, images: Images, rows: Sequence[int] | None = None, model: Model | None = None) -> Trace:
+        """A trace of other images, or of another model, with the inputs of the images `rows`; None: of all."""
+        other = Trace(model or self.model, images, self.inputs if rows is None else self.inputs.of_images(rows))
         other.autocast = self.autocast
         return other
 
@@ -134,18 +126,6 @@ class Trace:
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
-
-    def look(self, images: Images, how: Run) -> Finished | Stopped:
-        """A new forward pass, possibly stopped early."""
-        seen = perform(self.model, self.layout, images, how, self.autocast)
-        self.refuse_infinite()
-        return seen
-
-    def run(self, images: Images, how: Run) -> Finished:
-        """A new forward pass to the output."""
-        seen = self.look(images, how)
-        assert isinstance(seen, Finished), "a run to the output was stopped"
-        return seen
 
     @property
     def batch_axis(self) -> int:
@@ -308,7 +288,9 @@ class Trace:
         return self.kept("pixels", lambda: (self._from_pixels(self.images), None))[0]
 
     def _from_pixels(self, images: Images) -> Finished:
-        return self.run(images.detach().clone().requires_grad_(), self.least(Run.from_pixels()))
+        """Of one or more versions of the batch."""
+        leaf, rows = images.detach().clone().requires_grad_(), list(range(len(self))) * (len(images) // len(self))
+        return self.run(leaf, self.least(Run.from_pixels()).of(rows))
 
     def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
         """∂y/∂x at each of several versions of the batch, which share forward passes if small; fix the target first.
@@ -336,12 +318,7 @@ class Trace:
 
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
-        coarse = (
-            self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
-        )  # the same for every precision
-        odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
-        marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
-        return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
+        return image_keys(self.images, seed)
 
 
 def is_followed(record: Finished) -> bool:
