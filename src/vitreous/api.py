@@ -101,7 +101,7 @@ def explain_all(
         warn_of(instead)
         return made
     wrapped = as_model(model)
-    listed = as_images(images, wrapped.channels)
+    listed = as_images(images, wrapped.channels, wrapped.frames)
     targets = [each_of(target) for target in targets]
     for target in targets:
         if per_image(target) and len(target) != len(listed):

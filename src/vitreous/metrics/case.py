@@ -168,7 +168,7 @@ def evaluate(
         raise InputError(f"{metric} needs masks; give one for each image: masks=[…]")
     given = of_model(images, model) if isinstance(images, Trace) else None
     wrapped = as_model(model) if given is None else given.model
-    listed = as_images(images, wrapped.channels) if given is None else given.images
+    listed = as_images(images, wrapped.channels, wrapped.frames) if given is None else given.images
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")

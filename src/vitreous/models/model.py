@@ -21,13 +21,15 @@ from vitreous.images.bands import check_bands
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
+from vitreous.models.kinds_of_module import is_compiled, is_int8
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
 from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
 from vitreous.models.survey_run import noise_images
-from vitreous.types import Images
+from vitreous.models.video import Axes, checked_axes, not_images, prepared
+from vitreous.types import Extent, Images
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
 
@@ -39,7 +41,7 @@ class Model:
     `classifier` says whether its output is class scores, `output` what its numbers mean: "logits", "sigmoid", "softmax"
     (it returns probabilities), "value" (a regression) or "auto"; `layout` replaces what the layout run finds.
     `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
-    figures show.
+    figures show. `frames`: of a network of videos, how many it takes; `axes`: "BCTHW" where they are not [B,T,C,H,W].
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Model:
         layout: Layout | None = None,
         channels: int | None = None,
         bands: Sequence[int] | int | None = None,
+        frames: int | None = None,
+        axes: Axes = "BTCHW",
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
@@ -75,7 +79,9 @@ class Model:
         self._preprocess = preprocess
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
-        self._layouts: dict[tuple[int, int], Layout] = {}
+        self.frames = self.library.frames(self.module) if frames is None else frames  # None: it takes images
+        self.axes = checked_axes(axes, self.frames)
+        self._layouts: dict[Extent, Layout] = {}
         self._given_layout = layout
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
@@ -124,6 +130,11 @@ class Model:
         return self.preprocess.size
 
     @property
+    def extent(self) -> Extent:
+        """The same, behind the number of frames if it takes videos."""
+        return self.size if self.frames is None else (self.frames, *self.size)
+
+    @property
     def device(self) -> torch.device:
         return self._like().device
 
@@ -138,10 +149,10 @@ class Model:
     @property
     def layout(self) -> Layout:
         """The geometry at the usual input size."""
-        return self.layout_at(self.size)
+        return self.layout_at(self.extent)
 
-    def layout_at(self, size: tuple[int, int]) -> Layout:
-        """The geometry at this (height, width), measured once; a layout given by hand is believed."""
+    def layout_at(self, size: Extent) -> Layout:
+        """The geometry at this ((frames,) height, width), measured once; a layout given by hand is believed."""
         if size not in self._layouts:
             self._ending = self._ending if self._layouts else None  # of a run with gradients
             found, reference = find_layout(self, size, self._given_layout)
@@ -155,7 +166,7 @@ class Model:
                 self._ending.check(self.output, self.name)
         return self._layouts[size]
 
-    def alone_at(self, size: tuple[int, int]) -> Layout:
+    def alone_at(self, size: Extent) -> Layout:
         """The geometry at this size, of a model that must be run one image at a time."""
         self._layouts[size] = self.layout_at(size).one_by_one()
         return self._layouts[size]
@@ -172,7 +183,7 @@ class Model:
         if self._meaning is None and self.output != AUTO:
             self._meaning = Meaning(self.output)
         if self._meaning is None:
-            size, layout = next(iter(self._layouts.items()), None) or (self.size, self.layout)
+            size, layout = next(iter(self._layouts.items()), None) or (self.extent, self.layout)
             if self._ending is None:
                 self.run(noise_images(self, size))
             assert self._ending is not None
@@ -211,6 +222,8 @@ class Model:
             return self._checked(images).detach().to(self.device, self.dtype)
         if isinstance(images, Tensor):
             images = images.cpu().numpy()
+        if self.frames is not None:
+            return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
         count = self.channels
         listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
         if not listed:
@@ -221,11 +234,10 @@ class Model:
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
-        images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4 or 0 in images.shape or not self.takes(images):
-            said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
-            count = f" of {self.channels} channels" if images.ndim == 4 else ""
-            raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
+        axes = 4 if self.frames is None else 5
+        images = images[None] if images.ndim == axes - 1 else images
+        if images.ndim != axes or 0 in images.shape or not self.takes(images):
+            raise InputError(not_images(images, axes, self.channels, self.name))
         look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
             preprocess.refuse_infinite(images.sum(dtype=torch.float64))
@@ -235,8 +247,8 @@ class Model:
         return images
 
     def takes(self, images: Tensor) -> bool:
-        """Whether a tensor [B C H W] has as many channels as the network takes; if it runs on them, it does."""
-        return images.shape[1] == self.channels or self._runs(images[:1])
+        """Whether a tensor [B (T) C H W] has as many channels as the network takes; if it runs on them, it does."""
+        return images.shape[-3] == self.channels or self._runs(images[:1])
 
     def _runs(self, sample: Tensor) -> bool:
         """Whether the network takes a sample of other channels than was found; then these are believed."""
@@ -245,7 +257,7 @@ class Model:
                 self.run(sample.detach().to(self.device, self.dtype))
         except (ModelError, RuntimeError):
             return False
-        self._channels = int(sample.shape[1])
+        self._channels = int(sample.shape[-3])
         self._layouts.clear()
         return True
 
@@ -263,6 +275,7 @@ class Model:
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
 
     def _call(self, images: Images) -> Any:
+        images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
     def _why(self, error: Exception, size: tuple[int, int]) -> str:
@@ -311,15 +324,6 @@ class Still:
     hooked: bool  # someone has hooked into it, so that every run must go to its end
 
 
-def is_int8(net: nn.Module) -> bool:
-    """Whether torch quantised its weights: its kernels for them have no backward."""
-    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
-
-
-def is_quantised(module: Any) -> bool:
-    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
-
-
 def unwrap(net: nn.Module) -> nn.Module:
     """The network inside torch.compile and DataParallel."""
     inner = getattr(net, "_orig_mod", None)
@@ -343,8 +347,3 @@ def later(value: Tensor) -> Callable[[], Tensor]:
         return copied
 
     return ask
-
-
-def is_compiled(module: nn.Module) -> bool:
-    own = module.__dict__
-    return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None

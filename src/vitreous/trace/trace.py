@@ -22,7 +22,7 @@ from vitreous.models.model import Model, capturing, later
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
 from vitreous.trace.target import Target
-from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
+from vitreous.types import Extent, HeadRows, Images, Map, Output, Row, Scores
 
 MOST_FORMED = 2**26  # numbers in one N×N matrix per layer and image
 
@@ -34,7 +34,8 @@ class Trace:
         self.model = model
         self.images: Images = model.prepare(images)
         self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
-        self.layout = model.layout_at(self.size)
+        self.extent: Extent = (*self.images.shape[1:-3], *self.size)
+        self.layout = model.layout_at(self.extent)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
@@ -43,7 +44,7 @@ class Trace:
         self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
         if not keeps_apart(self):
-            self.layout = model.alone_at(self.size)
+            self.layout = model.alone_at(self.extent)
         if self.layout.alone and len(self) > 1:
             said = f"{model.name} mixes the images of a batch, so a trace takes one image"
             raise InputError(f"{said}; vitreous.explain runs any number, one by one")
