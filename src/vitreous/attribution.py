@@ -129,7 +129,10 @@ class Attribution:
         return identity_of_result(self.provenance)
 
     def resize(self, size: int | tuple[int, int]) -> Attribution:
-        """Resize the maps to (height, width) of the image with bilinear interpolation; zero where no patch lies."""
+        """Resize the maps to (height, width) of the image with bilinear interpolation; zero where no patch lies.
+
+        Of a video, those of each tubelet: the number of tubelets stays.
+        """
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
@@ -295,7 +298,7 @@ def attribute_all(
             signed=declared.is_signed(values),
             notes=noted.notes,
             views=views,
-            box=trace.layout.box(trace.size) if tuple(noted.map.shape[1:]) == trace.layout.grid else None,
+            box=trace.layout.box(trace.size) if tuple(noted.map.shape[1:]) == trace.layout.cells else None,
         )
         for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
     ]
@@ -303,6 +306,8 @@ def attribute_all(
 
 def spread(maps: Tensor, size: tuple[int, int], box: Box | None) -> Tensor:
     """Maps at the size of their images (bilinear), put where they lie; zero where they cover nothing."""
+    if maps.ndim == 4:  # of videos: each tubelet by itself
+        return spread(maps.flatten(0, 1), size, box).reshape(*maps.shape[:2], *size)
     if box is None:
         return F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
     top, left, bottom, right = (round(share * size[axis % 2]) for axis, share in enumerate(box))

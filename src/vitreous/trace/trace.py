@@ -242,7 +242,7 @@ class Trace:
         """Convert one value per token to a map."""
         return self.layout.to_map(values)
 
-    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B *frames h w D"]:
         """Arrange tokens [B N D] on the patch grid, without CLS and registers ([B h w D] is unchanged)."""
         found = self.layout.to_grid(tokens)
         if found is not None:

@@ -28,8 +28,11 @@ def attention(
         Literal["none", "mean", "min", "max"], Field(description="over all layers, in place of one layer")
     ] = "none",
     query: Annotated[
-        Literal["read-out"] | tuple[int, int],
-        Field(description="whose attention: the tokens that the classifier reads, or the patch (row, column)"),
+        Literal["read-out"] | tuple[int, int] | tuple[int, int, int],
+        Field(
+            description="whose attention: the tokens that the classifier reads, or the patch (row, column); of a video, "
+            "the tubelet (time, row, column)"
+        ),
     ] = "read-out",
 ) -> Map:
     """How much the tokens that the classifier reads attend to each patch, in one layer or over all; a first look, the
@@ -48,12 +51,16 @@ def attention(
     return trace.map(over_layers(torch.stack(rows), across))
 
 
-def patch_token(trace: Trace, query: tuple[int, int]) -> int:
-    """The token of the patch at (row, column)."""
-    (h, w), (row, column) = trace.layout.grid, query
-    if not (0 <= row < h and 0 <= column < w):
-        raise OptionError(f"query={row},{column} is out of range: the grid has {h} rows and {w} columns of patches")
-    return trace.layout.token(row, column)
+def patch_token(trace: Trace, query: tuple[int, ...]) -> int:
+    """The token of the patch at (row, column), or of the tubelet at (time, row, column)."""
+    cells, said = trace.layout.cells, f"query={','.join(map(str, query))}"
+    axes = ("times", "rows", "columns")[-len(cells) :]
+    there = ", ".join(f"{count} {axis}" for count, axis in zip(cells, axes))
+    if len(query) != len(cells):
+        raise OptionError(f"{said}: give {len(cells)} numbers, one for each axis of the grid ({there})")
+    if not all(0 <= place < count for place, count in zip(query, cells)):
+        raise OptionError(f"{said} is out of range: the grid has {there} of patches")
+    return trace.layout.token(*query)
 
 
 def over_layers(rows: Tensor, across: str) -> Row:

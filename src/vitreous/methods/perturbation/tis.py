@@ -49,7 +49,7 @@ def tis(
     for index in range(len(trace)):
         drawn = masks_of(trace, index, masks, keep, seed)
         scores = mask_scores(trace, index, graded, drawn, ("tis", index, masks, keep, seed))
-        maps.append(mean_kept(drawn, scores).reshape(trace.layout.grid))
+        maps.append(mean_kept(drawn, scores).reshape(trace.layout.cells))
         counts.append(len(drawn))
     return Noted(torch.stack(maps), {"masks": torch.tensor(counts)})
 
