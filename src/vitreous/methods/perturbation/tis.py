@@ -71,7 +71,7 @@ def channels(trace: Trace, index: int) -> Channels:
     layers = record(trace, trace.images[index : index + 1], list(range(trace.layout.layers)), projections=False)
     need_chain(trace, layers, "tis", "token_ablation or rise")
     outs = [layer.block.out for _, layer in sorted(layers.items()) if layer.block is not None]
-    found = torch.cat([trace.to_patches(out).flatten(0, 2).mT for out in outs]).cpu().double()
+    found = torch.cat([trace.to_patches(out).flatten(0, -2).mT for out in outs]).cpu().double()
     return found[found.amax(1) - found.amin(1) > FLAT * found.abs().amax(1)]
 
 
