@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, attribute, spread
+from vitreous._support.spread import spread
+from vitreous.attribution import Attribution, attribute
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
