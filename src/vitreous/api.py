@@ -110,7 +110,7 @@ def explain_all(
         warn_of(instead)
         return made
     wrapped = as_model(model)
-    listed = as_images(images, wrapped.channels)
+    listed = as_images(images, wrapped.channels, wrapped.frames)
     travelling = as_inputs(wrapped, inputs, len(listed))
     targets = [each_of(target) for target in targets]
     for target in targets:

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitreous.attribution import Attribution, spread
+from vitreous._support.spread import spread
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError
 from vitreous.images import pictures
 

@@ -129,14 +129,16 @@ class Patches(TorchFunctionMode):
         super().__init__()
         self.seen = seen
         self.grids: list[tuple[int, int]] = []  # output sizes of convolutions
+        self.frames: list[int] = []  # of convolutions over time
         self.rows: list[tuple[int, int]] = []  # (tokens, width) of the inputs of linear layers
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if self.seen.seen == 0 and func is F.conv2d:
+        if self.seen.seen == 0 and func in (F.conv2d, F.conv3d):
             self.grids.append((out.shape[-2], out.shape[-1]))
+            self.frames += [out.shape[-3]] if func is F.conv3d else []
         elif self.seen.seen == 0 and func is F.linear and out.ndim == 3:
             tokens = linear_parts(*args, **(kwargs or {}))[0]
             self.rows.append((tokens.shape[1], tokens.shape[2]))

@@ -76,15 +76,16 @@ def less_baseline(trace: Trace, tokens: Tensor, baseline: Baseline) -> Tensor:
     """Tokens [B N D] or [B h w D] minus the baseline: nothing, or the mean over the patches of the same image."""
     if baseline == "zero":
         return tokens
-    mean = trace.to_patches(tokens).mean((1, 2))  # [B D]
+    placed = trace.to_patches(tokens)
+    mean = placed.mean(tuple(range(1, placed.ndim - 1)))  # [B D]
     return tokens - mean.view(len(mean), *[1] * (tokens.ndim - 2), -1)
 
 
 def sum_layers(trace: Trace, maps: list[Map]) -> Map:
     """The sum of the maps of several layers; raise unless all have the same grid."""
-    grids = sorted({(map.shape[1], map.shape[2]) for map in maps}, reverse=True)
+    grids = sorted({tuple(map.shape[1:]) for map in maps}, reverse=True)
     if len(grids) > 1:
-        told = " and ".join(f"{rows}×{columns}" for rows, columns in grids)
+        told = " and ".join("×".join(map(str, grid)) for grid in grids)
         said = f"{trace.model.name} merges its tokens on the way ({told}), so layers cannot be summed patch by patch"
         raise Unsupported(f"{said}. Try attn_lrp, cp_lrp or gradcam.")
     return torch.stack(maps).sum(0)

@@ -33,7 +33,8 @@ from vitreous.models.obstacles import (
 )
 from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
-from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places
+from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
+from vitreous.types import Extent
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +47,13 @@ class Reference:
     fold: Fold | None = None  # where the last layer's queries, keys and values seem to come from
 
 
-def find_layout(model: Network, size: tuple[int, int], given: Layout | None = None) -> tuple[Layout, Reference]:
+def find_layout(model: Network, size: Extent, given: Layout | None = None) -> tuple[Layout, Reference]:
     """Run the model once on two noise images and measure; a layout given by hand is believed."""
     with torch.inference_mode(False), torch.enable_grad():  # also where the caller works without gradients
         return measure_layout(model, size, given)
 
 
-def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) -> tuple[Layout, Reference]:
+def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
     flow = DataFlow(output, [call.node for call in seen.calls])
@@ -82,7 +83,7 @@ def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) 
 
 
 def read_geometry(
-    model: Network, seen: Seen, flow: DataFlow, ends: list[Tensor], size: tuple[int, int], given: Layout | None
+    model: Network, seen: Seen, flow: DataFlow, ends: list[Tensor], size: Extent, given: Layout | None
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
@@ -124,7 +125,9 @@ def read_geometry(
     if staged is not None:
         return replace(found, orders=staged.orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
-        return replace(found, orders=find_orders(model, found, survey, size) if found.entries else {})
+        return replace(
+            found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {}
+        )
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
@@ -138,20 +141,24 @@ def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
 # --------------------------------------------------------------------------------------------------------- patches
 
 
-def find_places(model: Network, seen: Seen, number: int, size: tuple[int, int]) -> Places | None:
+def find_places(model: Network, seen: Seen, number: int, size: Extent) -> Places | None:
     """Where the tokens of an attention come from; by a further run to this attention where patches overlap."""
     call, met = seen.calls[number], seen.survey.entries[number]
     tokens = entering(call, met, seen.count)
+    if (
+        len(size) == 3 and len(tokens) % seen.count == 0
+    ):  # a video: attention over time alone has the places in its batch
+        tokens = tokens.reshape(seen.count, -1, tokens.shape[-1])
     found = cut_places(tokens, seen.images) if seen.images.requires_grad and len(tokens) == seen.count else None
-    if found is not None or seen.count == 1:
+    if found is not None or seen.count == 1 or len(size) == 3:
         return found
     counts = tokens.shape[1]
-    grids = [grid for grid in candidates(seen.survey, size, seen.images.shape[1]) if grid[0] * grid[1] <= counts]
+    grids = [grid for grid in candidates(seen.survey, size, seen.images.shape[-3]) if grid[0] * grid[1] <= counts]
     if not grids:
         return None
     fine = max(grids, key=math.prod)
     tries = (run_coded(model, coded(seen.images, fine, centred), number) for centred in (True, False))
-    places = (coded_places(again, fine, grids, size) for again in tries if again is not None)
+    places = (coded_places(again, fine, grids, (size[-2], size[-1])) for again in tries if again is not None)
     return next((one for one in places if one is not None), None)
 
 
@@ -176,22 +183,24 @@ def entering(call: Attention, met: Met | None, count: int) -> Tensor:
     return tokens
 
 
-def candidates(survey: Survey, size: tuple[int, int], channels: int) -> list[Grid]:
+def candidates(survey: Survey, size: Extent, channels: int) -> list[Grid]:
     """Grids that the model may have cut the image into: of its convolutions, the last first, or of rows of pixels."""
     grids = survey.cut.grids[::-1]
     for count, width in survey.cut.rows:  # patches cut by reshaping, embedded by a linear layer
         side = math.isqrt(width // channels)
-        if side and width == channels * side * side and count == (size[0] // side) * (size[1] // side):
-            grids.append((size[0] // side, size[1] // side))
+        if side and width == channels * side * side and count == (size[-2] // side) * (size[-1] // side):
+            grids.append((size[-2] // side, size[-1] // side))
     return list(dict.fromkeys(grids))
 
 
-def placed(seen: Seen, first: Attention | None, places: Places | None, size: tuple[int, int]) -> Layout:
+def placed(seen: Seen, first: Attention | None, places: Places | None, size: Extent) -> Layout:
     """The patches, and how many other tokens there are."""
     if places is None:
-        grids = candidates(seen.survey, size, seen.images.shape[1])
+        grids = candidates(seen.survey, size, seen.images.shape[-3])
         grid = next((grid for grid in grids if grid[0] * grid[1] > 1), (1, 1))
-        return Layout(grid, (size[0] // grid[0], size[1] // grid[1]), readout=())
+        times = even(size[0], next(iter(seen.survey.cut.frames[::-1]), size[0])) if len(size) == 3 else ()
+        patch = (size[-2] // grid[0], size[-1] // grid[1])
+        return Layout(grid, patch, readout=(), frames=len(times) or 1, times=times)
     prefix, count = min(places.tokens), len(places.tokens)
     tokens = max(first.shape[3] if first is not None else 0, max(places.tokens) + 1)
     plain = places.tokens == tuple(range(prefix, prefix + count))
@@ -204,10 +213,12 @@ def placed(seen: Seen, first: Attention | None, places: Places | None, size: tup
         order=None if plain else places.tokens,
         rows=places.rows,
         columns=places.columns,
+        frames=len(places.times) or 1,
+        times=places.times,
     )
 
 
-def find_orders(model: Network, layout: Layout, survey: Survey, size: tuple[int, int]) -> dict[int, Order]:
+def find_orders(model: Network, layout: Layout, survey: Survey, size: Extent) -> dict[int, Order]:
     """How the tokens of each stage lie in the image, by their number, in a model whose layers differ."""
     grids = stages(layout.grid, candidates(survey, size, model.channels))
     orders: dict[int, Order] = {}
@@ -217,7 +228,7 @@ def find_orders(model: Network, layout: Layout, survey: Survey, size: tuple[int,
         for tokens in tokens_of(surveyed(model, images, grad=False).survey, len(images)):
             if tokens.shape[1] not in tried and tokens.shape[1] not in orders:
                 tried.add(tokens.shape[1])
-                found = coded_places(tokens, layout.grid, grids, size)
+                found = coded_places(tokens, layout.grid, grids, (size[0], size[1]))
                 orders |= {} if found is None else {tokens.shape[1]: (found.grid, found.tokens)}
         if tried <= set(orders):
             break

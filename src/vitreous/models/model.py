@@ -19,16 +19,18 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
 from vitreous.images.preprocess import Preprocess
-from vitreous.models.facts import Facts, facts_of, is_int8
+from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
 from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
+from vitreous.models.kinds_of_module import is_compiled, is_int8
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
 from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
 from vitreous.models.survey_run import Network, noise_images
-from vitreous.types import Images
+from vitreous.models.video import Axes, checked_axes, not_images, prepared
+from vitreous.types import Extent, Images
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
 
@@ -41,7 +43,8 @@ class Model:
     (it returns probabilities), "value" (a regression) or "auto"; `layout` replaces what the layout run finds.
     `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
     figures show. `inputs`: what the network gets beside its images, the same for all; `image`: the argument of its
-    forward that takes the images, where that cannot be found out.
+    forward that takes the images, where that cannot be found out. `frames`: of a network of videos, how many it takes;
+    `axes`: "BCTHW" where they are not [B,T,C,H,W].
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Model:
         bands: Sequence[int] | int | None = None,
         inputs: Mapping[str, Any] | None = None,
         image: str | None = None,
+        frames: int | None = None,
+        axes: Axes = "BTCHW",
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
@@ -80,7 +85,9 @@ class Model:
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
         self.arguments = Arguments(forward or self.module.forward, self.name, inputs, image)
-        self._layouts: dict[tuple[tuple[int, int], Hashable], Layout] = {}
+        self.frames = self.library.frames(self.module) if frames is None else frames  # None: it takes images
+        self.axes = checked_axes(axes, self.frames)
+        self._layouts: dict[tuple[Extent, Hashable], Layout] = {}
         self._given_layout = layout
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
@@ -129,6 +136,11 @@ class Model:
         return self.preprocess.size
 
     @property
+    def extent(self) -> Extent:
+        """The same, behind the number of frames if it takes videos."""
+        return self.size if self.frames is None else (self.frames, *self.size)
+
+    @property
     def device(self) -> torch.device:
         return self._like().device
 
@@ -143,10 +155,10 @@ class Model:
     @property
     def layout(self) -> Layout:
         """The geometry at the usual input size."""
-        return self.layout_at(self.size)
+        return self.layout_at(self.extent)
 
-    def layout_at(self, size: tuple[int, int], inputs: Inputs | None = None) -> Layout:
-        """The geometry at this (height, width), measured once; a layout given by hand is believed."""
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
+        """The geometry at this ((frames,) height, width), measured once; a layout given by hand is believed."""
         key = size, self.arguments.sample(inputs).kind
         if key not in self._layouts:
             self._ending = self._ending if self._layouts else None  # of a run with gradients
@@ -162,7 +174,7 @@ class Model:
                 self._ending.check(self.output, self.name)
         return self._layouts[key]
 
-    def alone_at(self, size: tuple[int, int], inputs: Inputs | None = None) -> Layout:
+    def alone_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this size, of a model that must be run one image at a time."""
         key = size, self.arguments.sample(inputs).kind
         self._layouts[key] = self.layout_at(size, inputs).one_by_one()
@@ -185,7 +197,7 @@ class Model:
         if self._meaning is None and self.output != AUTO:
             self._meaning = Meaning(self.output)
         if self._meaning is None:
-            (size, _), layout = next(iter(self._layouts.items()), None) or ((self.size, ()), self.layout)
+            (size, _), layout = next(iter(self._layouts.items()), None) or ((self.extent, ()), self.layout)
             if self._ending is None:
                 self.sampled().run(noise_images(self, size))
             assert self._ending is not None
@@ -228,6 +240,8 @@ class Model:
             return self._checked(images).detach().to(self.device, self.dtype)
         if isinstance(images, Tensor):
             images = images.cpu().numpy()
+        if self.frames is not None:
+            return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
         count = self.channels
         listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
         if not listed:
@@ -238,11 +252,10 @@ class Model:
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
-        images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4 or 0 in images.shape or not self.takes(images):
-            said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
-            count = f" of {self.channels} channels" if images.ndim == 4 else ""
-            raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
+        axes = 4 if self.frames is None else 5
+        images = images[None] if images.ndim == axes - 1 else images
+        if images.ndim != axes or 0 in images.shape or not self.takes(images):
+            raise InputError(not_images(images, axes, self.channels, self.name))
         look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
             preprocess.refuse_infinite(images.sum(dtype=torch.float64))
@@ -252,8 +265,8 @@ class Model:
         return images
 
     def takes(self, images: Tensor) -> bool:
-        """Whether a tensor [B C H W] has as many channels as the network takes; if it runs on them, it does."""
-        return images.shape[1] == self.channels or self._runs(images[:1])
+        """Whether a tensor [B (T) C H W] has as many channels as the network takes; if it runs on them, it does."""
+        return images.shape[-3] == self.channels or self._runs(images[:1])
 
     def _runs(self, sample: Tensor) -> bool:
         """Whether the network takes a sample of other channels than was found; then these are believed."""
@@ -262,7 +275,7 @@ class Model:
                 self.sampled().run(sample.detach().to(self.device, self.dtype))
         except (ModelError, RuntimeError):
             return False
-        self._channels = int(sample.shape[1])
+        self._channels = int(sample.shape[-3])
         self._layouts.clear()
         return True
 
@@ -280,6 +293,7 @@ class Model:
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]), given or {})) from error
 
     def _call(self, images: Images, given: Given) -> Any:
+        images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
         if given or self.arguments.kind:
             return self.arguments.call(self._forward or self.module, images, given)
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
@@ -337,8 +351,3 @@ def unwrap(net: nn.Module) -> nn.Module:
     if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = net.module
     return net if inner is None else unwrap(inner)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    own = module.__dict__
-    return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None

@@ -14,6 +14,7 @@ from vitreous.capture.attention_backward import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs
+from vitreous.types import Extent
 
 
 @runtime_checkable
@@ -54,9 +55,10 @@ class Seen:
         return len(self.images)
 
 
-def noise_images(model: Network, size: tuple[int, int]) -> Tensor:
-    """The two images of the layout run."""
-    noise = torch.randn(2, model.channels, *size, generator=torch.Generator().manual_seed(0))
+def noise_images(model: Network, extent: Extent) -> Tensor:
+    """The two images of the layout run; videos, if there are frames."""
+    shape = (*extent[:-2], model.channels, *extent[-2:])
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device, model.dtype)
 
 

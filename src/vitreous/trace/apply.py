@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, capturing
 from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
-from vitreous.images import pictures
+from vitreous.images import pictures, videos
 from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
@@ -78,8 +78,10 @@ def is_called(model: Model, spec: str) -> bool:
     return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
-def as_images(images: Any, channels: int = 3) -> Any:
-    """A tensor [B channels Y X], or a list of images."""
+def as_images(images: Any, channels: int = 3, frames: int | None = None) -> Any:
+    """A tensor [B channels Y X], or a list of images; of a model that takes frames, [B T channels Y X], or videos."""
+    if frames is not None:
+        return videos.as_batch(images)
     listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images, channels)
     if len(listed) == 0:
         raise InputError("there are no images to explain")
@@ -100,8 +102,10 @@ def as_inputs(model: Model, inputs: Any, count: int) -> Inputs:
 
 def images_at_once(model: Model, images: Any = None, inputs: Inputs | None = None) -> int:
     """The number of images to explain in one batch."""
-    size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
-    if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
+    frames = model.frames is not None
+    ready = isinstance(images, Tensor) and images.is_floating_point()
+    size = (*images.shape[1:-3], *images.shape[-2:]) if ready else model.extent
+    if ready and (images.ndim != 4 + frames or not model.takes(images)):
         return 1  # the error is that of its preparation
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     layout = model.layout_at(size, inputs)

@@ -14,7 +14,7 @@ from vitreous.models.inputs import Given, Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.trace.run import Finished, Run, Stopped, perform
-from vitreous.types import Images
+from vitreous.types import Extent, Images
 
 
 class Batch:
@@ -27,6 +27,7 @@ class Batch:
         self.images: Images = model.prepare(images)
         self.inputs: Inputs = model.arguments.check(inputs, len(self.images), self.images)
         self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
+        self.extent: Extent = (*self.images.shape[1:-3], *self.size)
         self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
 

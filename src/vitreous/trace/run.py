@@ -256,6 +256,14 @@ def leaving(model: Model, layout: Layout, change: Edit) -> RemovableHandle:
     return last.register_forward_hook(own_thread(replaced))
 
 
+def is_normed(tokens: Tensor, before: Tensor) -> bool:
+    """Whether tokens are those of a leaf behind one layer norm, as between an encoder and the blocks of its pool."""
+    made = tokens.grad_fn
+    if made is None or not made.name().startswith("NativeLayerNorm"):
+        return False
+    return getattr(made.next_functions[0][0], "variable", None) is before
+
+
 def extending(model: Model, layout: Layout, extend: Extend, count: int) -> ExitStack:
     """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last.
 
@@ -267,7 +275,7 @@ def extending(model: Model, layout: Layout, extend: Extend, count: int) -> ExitS
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         got = args[0] if args else next(iter(kwargs.values()))
-        if sent and got is not sent[-1]:
+        if sent and got is not sent[-1] and not is_normed(got, sent[-1]):
             raise Unsupported(f"{model.name} does not pass its tokens from block to block, which this method needs")
 
     def note(module: nn.Module, args: Any, out: Any) -> Any:

@@ -33,14 +33,14 @@ class Trace(Batch):
 
     def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
         super().__init__(model, images, inputs)
-        self.layout = model.layout_at(self.size, self.inputs)
+        self.layout = model.layout_at(self.extent, self.inputs)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
         if not keeps_apart(self):
-            self.layout = model.alone_at(self.size, self.inputs)
+            self.layout = model.alone_at(self.extent, self.inputs)
         if self.layout.alone and len(self) > 1:
             said = f"{model.name} mixes the images of a batch, so a trace takes one image"
             raise InputError(f"{said}; vitreous.explain runs any number, one by one")
@@ -221,7 +221,7 @@ class Trace(Batch):
         """Convert one value per token (that enters a layer, where layers differ in their tokens) to a map."""
         return self.layout.to_map(values, layer)
 
-    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B *frames h w D"]:
         """Arrange tokens [B N D] on the patch grid, without CLS and registers ([B h w D] is unchanged)."""
         found = self.layout.to_grid(tokens)
         if found is not None:

@@ -46,7 +46,7 @@ def attention_flow(
     pipes = [capacities(layer, heads, discard, residual, keep) for layer in trace.attention[start_layer:]]
     patches = trace.layout.patch_tokens
     found = [flows([one[b] for one in pipes], read[b], patches) for b in range(len(trace))]
-    return torch.from_numpy(np.stack(found)).to(trace.images.device).reshape(-1, *trace.layout.grid)
+    return torch.from_numpy(np.stack(found)).to(trace.images.device).reshape(-1, *trace.layout.cells)
 
 
 def capacities(layer: Attention, heads: str, discard: float, residual: float, keep: tuple[int, ...]) -> Any:

@@ -181,7 +181,7 @@ def scaled_images(trace: Trace) -> Path:
     """The whole network on α·x."""
 
     def run(rows: list[int], points: Tensor) -> Finished:
-        scaled = (widen(trace.images[rows]) * points.view(-1, 1, 1, 1)).to(trace.images.dtype)
+        scaled = (widen(trace.images[rows]) * points.view(-1, *[1] * (trace.images.ndim - 1))).to(trace.images.dtype)
         if not trace.layout.entries:
             return trace.run(scaled.requires_grad_(), Run.from_pixels().of(rows))
         return trace.run(scaled, from_last(trace).of(rows))

@@ -180,4 +180,4 @@ def scored(trace: Trace, found: Readings, target: Target) -> Map:
     """The score of a target, fixed before, that each patch token would get alone."""
     count = len(found.output) // len(trace)
     rows = [image for image in range(len(trace)) for _ in range(count)]
-    return widen(target.of_rows(rows)(found.output, found.embedding)).reshape(-1, *trace.layout.grid)
+    return widen(target.of_rows(rows)(found.output, found.embedding)).reshape(-1, *trace.layout.cells)
