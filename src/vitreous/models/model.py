@@ -25,7 +25,7 @@ from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
-from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
+from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
 from vitreous.models.survey_run import noise_images
 from vitreous.types import Images
 
@@ -163,7 +163,8 @@ class Model:
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
         if self.classifier is None:
-            self.classifier = layout.linear_output or (self._ending is not None and self._ending.classifies)
+            shown = self.form is Form.DENSE or (self._ending is not None and self._ending.classifies)
+            self.classifier = layout.linear_output or shown
         return self.classifier
 
     @property
@@ -209,10 +210,8 @@ class Model:
         """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
-        if isinstance(images, Tensor):
-            images = images.cpu().numpy()
-        count = self.channels
-        listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
+        given = pictures.as_list(images.cpu().numpy() if isinstance(images, Tensor) else images, self.channels)
+        listed = [pictures.read(image, i, self.channels) for i, image in enumerate(given)]
         if not listed:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
@@ -250,10 +249,10 @@ class Model:
         return True
 
     def run(self, images: Images) -> Float[Tensor, "rows *outputs"]:
-        """One forward pass; the scores or the embedding of each image."""
+        """One forward pass; the scores or the embedding of each image, laid out in the `form` of the model."""
         try:
-            output = read_output(self._call(images), self.name, self._mean)
-            self.outputs = output.shape[1]
+            laid = lay_out(self._call(images), self.name, self._mean, (images.shape[-2], images.shape[-1]))
+            output, self.outputs, self.form = laid.values, laid.classes, laid.form
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
             return output

@@ -19,6 +19,7 @@ from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model, capturing, later
+from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
 from vitreous.trace.target import Target
@@ -31,7 +32,7 @@ class Trace:
     """Access to the output, the attention of every layer, the read-out, gradients, and modified forward passes."""
 
     def __init__(self, model: Model, images: Any) -> None:
-        self.model = model
+        self.model, self.frames = model, Frames(model, images)
         self.images: Images = model.prepare(images)
         self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
         self.layout = model.layout_at(self.size)
@@ -88,13 +89,13 @@ class Trace:
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = Trace(self.model, self.images)
-        other._record = self._record
+        other._record, other.frames, other.layout = self._record, self.frames, self.layout
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
         other = Trace(self.model, self.images[index : index + 1])
-        other.autocast = self.autocast
+        other.autocast, other.frames, other.layout = self.autocast, self.frames.of(index), self.layout
         return other
 
     def cut(self, layer: int = -1, *, seen: bool = True) -> Finished:
