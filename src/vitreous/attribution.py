@@ -23,8 +23,9 @@ from vitreous.images.bands import Bands
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
 from vitreous.registry import Method
-from vitreous.trace.apply import choose, computed, refuse, refuse_empty
+from vitreous.trace.apply import choose, computed, is_aimed, refuse, refuse_empty
 from vitreous.trace.parse_target import listed
+from vitreous.trace.region import Placed, placed_shares
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
@@ -301,8 +302,9 @@ def attribute_all(
     """
     refuse(trace, declared)
     chosen = [choose(trace, target, declared) for target in targets]
-    results, output = computed(trace, declared, tuple(chosen if declared.targeted else chosen[:1]), values)
-    output = trace.output if output is None and declared.targeted else output
+    is_of_target = is_aimed(trace.model, declared)
+    results, output = computed(trace, declared, tuple(chosen if is_of_target else chosen[:1]), values)
+    output = trace.output if output is None and is_of_target else output
     views = views or Views.of(trace.images, trace.model)
     for target, noted in zip(chosen, results) if strict else ():
         fixed = target if output is None else target.fix(output)
@@ -324,7 +326,7 @@ def attribute_all(
             box=trace.layout.box(trace.size) if tuple(noted.map.shape[1:]) == trace.layout.cells else None,
             times=trace.layout.times if tuple(noted.map.shape[1:]) == trace.layout.cells else (),
         )
-        for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
+        for target, noted in zip(chosen, results if is_of_target else results * len(chosen))
     ]
 
 
@@ -342,6 +344,8 @@ def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str
         return {}
     fixed, model = target.fix(output), trace.model
     each = [fixed.of_image(index).single() for index in range(len(trace))]
+    if all(isinstance(one, Placed) for one in each):
+        return placed_shares([one for one in each if isinstance(one, Placed)], output, model)
     numbers = [number for one in each for number in one.class_numbers(1) or ()]
     if len(numbers) < len(each) or not trace.classifies:
         return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}

@@ -70,7 +70,7 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
-    found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=True)
+    found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=output.ndim != 4)  # else, by place
     if met is None:
         return found, kept
     with torch.no_grad():

@@ -27,7 +27,7 @@ from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
-from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
+from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
 from vitreous.models.survey_run import Network, noise_images
 from vitreous.models.video import Axes, checked_axes, not_images, prepared
 from vitreous.types import Extent, Images
@@ -188,7 +188,8 @@ class Model:
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
         if self.classifier is None:
-            self.classifier = layout.linear_output or (self._ending is not None and self._ending.classifies)
+            shown = self.form is Form.DENSE or (self._ending is not None and self._ending.classifies)
+            self.classifier = layout.linear_output or shown
         return self.classifier
 
     @property
@@ -238,12 +239,11 @@ class Model:
         """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
-        if isinstance(images, Tensor):
-            images = images.cpu().numpy()
+        images = images.cpu().numpy() if isinstance(images, Tensor) else images
         if self.frames is not None:
             return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
-        count = self.channels
-        listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
+        given = pictures.as_list(images, self.channels)
+        listed = [pictures.read(image, i, self.channels) for i, image in enumerate(given)]
         if not listed:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
@@ -280,10 +280,14 @@ class Model:
         return True
 
     def run(self, images: Images, given: Given | None = None) -> Float[Tensor, "rows *outputs"]:
-        """One forward pass; the scores or the embedding of each image. `given`: what else each row gets, by name."""
+        """One forward pass; the scores or the embedding of each image, laid out in the `form` of the model.
+
+        `given`: what else each row gets, by name.
+        """
         try:
-            output = read_output(self._call(images, given or {}), self.name, self._mean)
-            self.outputs = output.shape[1]
+            raw = self._call(images, given or {})
+            laid = lay_out(raw, self.name, self._mean, (images.shape[-2], images.shape[-1]))
+            output, self.outputs, self.form = laid.values, laid.classes, laid.form
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
             return output

@@ -19,12 +19,15 @@ from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
 from vitreous.models.model import Model
+from vitreous.models.output import Form
 from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
+from vitreous.trace.aim import Aimed, aimed
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
+from vitreous.trace.placing import place
 from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Output
@@ -157,15 +160,38 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
     chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    chosen = place(chosen, trace) if trace.model.form is Form.DENSE else chosen
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
+
+
+def is_aimed(model: Model, declared: Method) -> bool:
+    """Whether the map depends on a target: where each place has its own read-out, so has every map of attention."""
+    return declared.targeted or (model.form is Form.DENSE and declared.attention)
+
+
+def at_places(
+    trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
+) -> tuple[list[Noted], Output | None]:
+    """The same image by image, with the read-out of each target."""
+    made = []
+    for target in targets:
+        fixed = target.fix(trace.output)
+        each = [
+            computed(aimed(trace, fixed, i), declared, (fixed.of_image(i),), values)[0][0] for i in range(len(trace))
+        ]
+        notes = {key: [one.notes[key] for one in each] for key in each[0].notes}
+        made.append(Noted(torch.cat([one.map for one in each]), {k: [v[0] for v in some] for k, some in notes.items()}))
+    return made, None
 
 
 def computed(
     trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
 ) -> tuple[list[Noted], Output | None]:
     """The map for each target, and the matching output if a CUDA graph was replayed."""
+    if trace.model.form is Form.DENSE and declared.attention and not isinstance(trace, Aimed):
+        return at_places(trace, declared, targets, values)
     several = len(targets) > 1 and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
@@ -218,7 +244,7 @@ def refuse_empty(trace: Trace, declared: Method, target: Target, maps: Map, view
     """Raise if a map explains nothing."""
     wrong = {} if capturing(trace.images) else faults(declared, maps)
     for index, fault in wrong.items():
-        asked = f", target {target.of_image(index)}" if declared.targeted else ""
+        asked = f", target {target.of_image(index)}" if is_aimed(trace.model, declared) else ""
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         about = f"{views.name(index)}{more}, {trace.model.name}{asked}"
         raise EmptyMap(f"{declared.name}: {fault} ({about}): {LIKELY[fault]}")

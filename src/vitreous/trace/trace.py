@@ -20,6 +20,7 @@ from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.trace.batch import Batch
+from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, score_of
 from vitreous.trace.target import Target
@@ -33,6 +34,7 @@ class Trace(Batch):
 
     def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
         super().__init__(model, images, inputs)
+        self.frames = Frames(model, images)
         self.layout = model.layout_at(self.extent, self.inputs)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
@@ -76,12 +78,14 @@ class Trace(Batch):
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = self.like(self.images)
-        other._record = self._record
+        other._record, other.frames, other.layout = self._record, self.frames, self.layout
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
-        return self.like(self.images[index : index + 1], [index])
+        other = self.like(self.images[index : index + 1], [index])
+        other.frames, other.layout = self.frames.of(index), self.layout
+        return other
 
     def like(self, images: Images, rows: Sequence[int] | None = None, model: Model | None = None) -> Trace:
         """A trace of other images, or of another model, with the inputs of the images `rows`; None: of all."""

@@ -24,6 +24,7 @@ from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_
 from vitreous.models.libraries.hf_video import frames as frames
 from vitreous.models.libraries.hub import cached, hub
 from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
+from vitreous.models.libraries.tasks import is_classifier, meaning_of, stretches
 
 PREFIX = "hf"
 PACKAGE = "transformers"
@@ -55,7 +56,7 @@ def inner(net: Any) -> Any:
 
 def labels(net: nn.Module) -> Mapping[int, str]:
     named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
-    if "Classification" not in type(inner(net)).__name__ or all(str(x).startswith("LABEL_") for x in named.values()):
+    if not is_classifier(type(inner(net)).__name__) or all(str(x).startswith("LABEL_") for x in named.values()):
         return {}
     return {int(index): str(label) for index, label in named.items()}
 
@@ -63,10 +64,12 @@ def labels(net: nn.Module) -> Mapping[int, str]:
 def classifies(net: nn.Module) -> bool | None:
     if hasattr(net, "get_image_features") or open_clip.owns(net):
         return False
-    return "Classification" in type(inner(net)).__name__ if hasattr(net, "main_input_name") else None
+    return is_classifier(type(inner(net)).__name__) if hasattr(net, "main_input_name") else None
 
 
 def meaning(net: nn.Module) -> str | None:
+    if (told := meaning_of(type(inner(net)).__name__)) is not None:
+        return told
     config = getattr(net, "config", None)
     problem, one = getattr(config, "problem_type", None), getattr(config, "num_labels", None) == 1
     kinds = {"regression": "value", "multi_label_classification": "sigmoid"}
@@ -96,7 +99,7 @@ def stretch(net: Any, images: Tensor) -> dict[str, bool]:
     """The option that a network needs if an image has another size than usual."""
     usual = own_size(net)
     other = usual is not None and tuple(images.shape[-2:]) != usual
-    return {"interpolate_pos_encoding": True} if other else {}
+    return {"interpolate_pos_encoding": True} if other and stretches(net) else {}
 
 
 def own_size(net: Any) -> Size | None:
