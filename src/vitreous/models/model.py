@@ -19,6 +19,7 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
 from vitreous.images.preprocess import Preprocess
+from vitreous.models.detected import Detections, describe
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
 from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
@@ -92,6 +93,7 @@ class Model:
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
         self.form = Form.VECTOR  # how its output is laid out; known after the first run
+        self.detections: Detections | None = None  # of a detector: how its scores are read; known after the first run
         self.spec: str | None = None  # its source and name; set by `load`, as are the next two
         self.weights: tuple[Path, ...] = ()  # the files that its weights came from
         self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
@@ -188,8 +190,8 @@ class Model:
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
         if self.classifier is None:
-            shown = self.form is Form.DENSE or (self._ending is not None and self._ending.classifies)
-            self.classifier = layout.linear_output or shown
+            shows = self.form is not Form.VECTOR or (self._ending is not None and self._ending.classifies)
+            self.classifier = layout.linear_output or shows
         return self.classifier
 
     @property
@@ -201,6 +203,8 @@ class Model:
             (size, _), layout = next(iter(self._layouts.items()), None) or ((self.extent, ()), self.layout)
             if self._ending is None:
                 self.sampled().run(noise_images(self, size))
+            if self.detections is not None:
+                return self.detections.meaning
             assert self._ending is not None
             told = self.library.meaning(self.module)
             self._meaning = decide(self._ending, self.classifies(layout), told, self._named)
@@ -288,6 +292,8 @@ class Model:
             raw = self._call(images, given or {})
             laid = lay_out(raw, self.name, self._mean, (images.shape[-2], images.shape[-1]))
             output, self.outputs, self.form = laid.values, laid.classes, laid.form
+            if self.form is Form.DETECTIONS:
+                return self._detected(output)
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
             return output
@@ -295,6 +301,13 @@ class Model:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]), given or {})) from error
+
+    def _detected(self, output: Tensor) -> Tensor:
+        if self.detections is None:
+            told = self.library.meaning(self.module)
+            self.detections = describe(output.shape[-1] - 4, self.output, self.labels, told, self.name)
+        self.outputs, self._meaning = self.detections.classes, self.detections.meaning
+        return output
 
     def _call(self, images: Images, given: Given) -> Any:
         images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images

@@ -14,6 +14,7 @@ from vitreous.capture.attention_backward import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs
+from vitreous.models.output import Form
 from vitreous.types import Extent
 
 
@@ -23,6 +24,7 @@ class Network(Protocol):
 
     name: str
     module: nn.Module
+    form: Form
 
     @property
     def device(self) -> torch.device: ...

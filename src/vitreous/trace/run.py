@@ -133,6 +133,7 @@ class Finished(Stopped):
     output: Float[Tensor, "rows *outputs"]
     embedding: Tensor  # the input of the classifier; the output itself if there is no classifier
     pool: Attention | None = None
+    decoded: tuple[Attention, ...] = ()  # the attention calls of a decoder, first to last
     leaf: Tensor | None = None
 
     @property
@@ -147,6 +148,11 @@ def rows_of_run(run: Finished, rows: slice) -> Finished:
     output = run.output[rows].detach()
     embedding = output if run.embedding is run.output else run.embedding[rows].detach()
     return Finished(run.images[rows], (), NO_LAYER, output=output, embedding=embedding)
+
+
+def is_followed(record: Finished) -> bool:
+    """Whether the backward pass visits the attention of all layers."""
+    return record.leaf is not None and all(layer.followed for layer in record.layers)
 
 
 def perform(
@@ -195,6 +201,7 @@ def perform(
         output=output,
         embedding=head[0] if head is not None and head[1] is output else output,
         pool=pools[-1] if pools else None,
+        decoded=tuple(call for call in seen.calls if layout.decoder is not None and layout.decoder.holds(call)),
         leaf=None if cut is None else cut.leaf,
     )
 

@@ -17,12 +17,14 @@ from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
+from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
+from vitreous.models.readers import reader_weights
 from vitreous.trace.batch import Batch
 from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, score_of
+from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -36,6 +38,7 @@ class Trace(Batch):
         super().__init__(model, images, inputs)
         self.frames = Frames(model, images)
         self.layout = model.layout_at(self.extent, self.inputs)
+        self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
@@ -78,13 +81,14 @@ class Trace(Batch):
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = self.like(self.images)
-        other._record, other.frames, other.layout = self._record, self.frames, self.layout
+        other._record, other.frames, other.layout, other.queries = self._record, self.frames, self.layout, self.queries
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
         other = self.like(self.images[index : index + 1], [index])
         other.frames, other.layout = self.frames.of(index), self.layout
+        other.queries = None if self.queries is None else self.queries[index : index + 1]
         return other
 
     def like(self, images: Images, rows: Sequence[int] | None = None, model: Model | None = None) -> Trace:
@@ -99,7 +103,7 @@ class Trace(Batch):
         `seen`: also record the attention from there on, which costs a little more.
         """
         number = self.layer_number(layer)
-        if not self.layout.entries:
+        if not self.layout.entries or self.layout.entries[number] == HIDDEN:
             raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
@@ -127,6 +131,7 @@ class Trace(Batch):
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
         """A forward pass that a method makes in its own way, with the method's own records; made once per key."""
+        name = name if self.queries is None else f"{name}, queries {self.queries}"
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
@@ -199,6 +204,8 @@ class Trace(Batch):
     def readout(self) -> Row:
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         layout = self.layout
+        if self.queries is not None and layout.readers:
+            return reader_weights(layout.readers, layout.tokens, self.queries).to(self.images.device)
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
@@ -323,8 +330,3 @@ class Trace(Batch):
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
         return image_keys(self.images, seed)
-
-
-def is_followed(record: Finished) -> bool:
-    """Whether the backward pass visits the attention of all layers."""
-    return record.leaf is not None and all(layer.followed for layer in record.layers)
