@@ -36,6 +36,7 @@ from vitreous.capture.unfused import (
     TAG,
     Soft,
     follow,
+    is_learned,
     operands,
     read_product,
     soft_of,
@@ -191,12 +192,15 @@ class Capture(TorchFunctionMode):
         found = read_product(func, args, kwargs, factors, self.images)
         if found is None and len(softs) > 1:  # two softmaxes multiplied
             setattr(out, TAG, Soft(mixed=True))
+        elif found is None and any(map(is_learned, factors)):  # heads mixed by learned weights
+            follow(func, factors, out)
         elif found is None:
             self.mix(caller(self.names), softs[0].shape[1], out.shape[-1])
         else:
             a, _, only = getattr(found.a, WHOLE, (found.a, None, None))
             v, given = found.fold_v(found.v), found.fold_a(a)
             call = Attention(caller(self.names), "eager", out, v, given=given, fold=found.fold, only=only)
+            call.mixed = found.mixed
             call.factors = getattr(a, FACTORS, None)
             call.keys = None if call.factors is None else call.factors[1]
             self.keep(call)

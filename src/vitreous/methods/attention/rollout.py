@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, trim, whole
+from vitreous.methods.common import check_start, fuse_heads, keeps_all, need_positive_rows, trim, whole
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -43,6 +43,7 @@ def rollout(
     formed = Formed(heads)
     layers = trace.formed(formed)
     check_start(trace, start_layer)
+    need_positive_rows(trace, "rollout", layers[start_layer:], heads, residual)
     carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
@@ -52,7 +53,7 @@ def rollout(
         if discard > 0:
             a = whole(layer, heads) if a is None else a
             carried = step(carried, trim(a, discard, trace.layout.readout), residual)
-        elif heads == "mean":  # rows of a mean of softmaxes already sum to one
+        elif heads == "mean" and not layer.mixed:  # rows of a mean of softmaxes already sum to one
             moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
             carried = residual * carried + (1 - residual) * moved
         else:
