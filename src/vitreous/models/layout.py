@@ -44,6 +44,7 @@ class Layout:
     entries: tuple[Entry, ...] = ()  # where the tokens that enter each layer are made
     orders: Mapping[int, Order] = field(default_factory=dict)  # of layers with other tokens, by their number of tokens
     sequence_first: bool = False  # the model's tokens are [N B D]
+    mixed: bool = False  # some layers change their attention between softmax and values
     alone: bool = False  # the model must be run one image at a time
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with

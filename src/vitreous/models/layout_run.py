@@ -100,6 +100,7 @@ def read_geometry(
         found,
         blocks=blocks if seen.blocks.run_once(blocks) else (),
         layers=len(ways),
+        mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(met.entry for met in ways if met) if all(ways) else (),
         sequence_first=any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),

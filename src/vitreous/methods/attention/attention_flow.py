@@ -9,8 +9,7 @@ from pydantic import Field
 
 from vitreous._support.progress import steps
 from vitreous.capture.attention import Attention
-from vitreous.errors import Unsupported
-from vitreous.methods.common import check_start, trim, whole
+from vitreous.methods.common import check_start, need_positive, trim, whole
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -42,22 +41,13 @@ def attention_flow(
     edge of its narrowest cut. One flow for each patch, each through L·N² edges.
     """
     check_start(trace, start_layer)
-    need_positive(trace, trace.attention[start_layer:], heads)
+    need_positive(trace, "attention_flow", trace.attention[start_layer:])
     read = trace.readout.double().cpu().numpy()  # [B N]
     keep = trace.layout.readout
     pipes = [capacities(layer, heads, discard, residual, keep) for layer in trace.attention[start_layer:]]
     patches = trace.layout.patch_tokens
     found = [flows([one[b] for one in pipes], read[b], patches) for b in range(len(trace))]
     return torch.from_numpy(np.stack(found)).to(trace.images.device).reshape(-1, *trace.layout.grid)
-
-
-def need_positive(trace: Trace, layers: Iterable[Attention], heads: str) -> None:
-    """Raise if an attention weight is negative, as it may be where heads are mixed: no capacity is."""
-    for layer in layers:
-        least = float(whole(layer, heads).min()) if layer.mixed else 0.0
-        if least < 0:
-            said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name}), to {least:.2g}"
-            raise Unsupported(f"attention_flow needs weights that are not negative; {said}. Try gae or grad_rollout.")
 
 
 def capacities(layer: Attention, heads: str, discard: float, residual: float, keep: tuple[int, ...]) -> Any:
