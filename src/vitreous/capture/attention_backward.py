@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, same, sum_of, widen
 from vitreous.capture.capture import NORMS, Capture, linear_parts
+from vitreous.errors import Unsupported
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
@@ -283,13 +284,17 @@ class AtEntries(TorchFunctionMode):
 class CutAt(AtEntries):
     """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
 
-    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first.
+    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first. `flat`: they are [N D],
+    and the leaf is [1 N D].
     """
 
-    def __init__(self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same) -> None:
+    def __init__(
+        self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same, flat: bool = False
+    ) -> None:
         super().__init__()
-        self.entry, self.seen, self.edit = entry, seen, edit
+        self.entry, self.seen, self.edit, self.flat = entry, seen, edit, flat
         self.leaf: Tensor | None = None
+        self._given: Tensor | None = None  # the leaf in the model's own axes
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
@@ -305,6 +310,10 @@ class CutAt(AtEntries):
     def met(self, entry: Entry, tokens: Tensor) -> Tensor:
         if entry == self.entry:
             torch.set_grad_enabled(True)
-            self._tokens, self.leaf = tokens, self.edit(tokens.detach()).detach().requires_grad_()
+            own = tokens.detach()[None] if self.flat else tokens.detach()
+            self._tokens, self.leaf = tokens, self.edit(own).detach().requires_grad_()
+            if self.flat and len(self.leaf) != 1:
+                raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
+            self._given = self.leaf[0] if self.flat else self.leaf
             self.seen.recording = True
-        return self.leaf if self.leaf is not None and tokens is self._tokens else tokens
+        return self._given if self._given is not None and tokens is self._tokens else tokens

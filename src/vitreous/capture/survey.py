@@ -54,6 +54,8 @@ class Entries(AtEntries):
             for met in reversed(recent):
                 shape = met.tokens.shape
                 of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
+                if met.entry[0] == kind and len(shape) == 2 and self.images == 1 and shape[0] in counts[:2]:
+                    return met  # of a packed sequence, without an axis of images
                 if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
                     continue
                 if not counts or len(shape) == 4 or shape[1 if shape[0] == self.images else 0] in counts:

@@ -96,13 +96,15 @@ def read_geometry(
         found = replace(found, reads=reads)
     if obstacle is not None and obstacle.separate:
         ways = []
+    once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
     found = replace(
         found,
-        blocks=blocks if seen.blocks.run_once(blocks) else (),
+        blocks=() if flat else once,
+        flat_blocks=once if flat else (),
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
+        sequence_first=any(met is not None and met.tokens.ndim > 2 and met.tokens.shape[0] != seen.count for met in ways),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
     )

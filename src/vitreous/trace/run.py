@@ -162,7 +162,7 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
         if how.narrow is not None and not still.hooked:
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
-        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit)
+        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
         output = run_extended(model, images) if how.extend is not None else model.run(images)
     layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
@@ -199,7 +199,7 @@ def run_extended(model: Model, images: Images) -> Tensor:
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
     """The block module of a layer."""
     if len(layout.blocks) != layout.layers:
-        raise Unsupported(f"{model.name} does not keep each layer in a module of its own, which this method needs")
+        raise Unsupported(f"{model.name} {layout.no_blocks}, which this method needs; try gae, rollout or gradient")
     return model.module.get_submodule(layout.blocks[layer])
 
 

@@ -298,7 +298,7 @@ class Trace:
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
-        return widen(tokens.movedim(self.batch_axis, 0))
+        return widen(tokens[None] if tokens.ndim == 2 else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""
