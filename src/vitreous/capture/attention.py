@@ -49,6 +49,7 @@ class Attention:
     only: list[int] | None = None  # the rows of O that were computed (narrowed_block.py); None: all
     keys: Tensor | None = None  # K in the autograd graph (for the eager door: in the model's own axes)
     factors: tuple[Tensor, Tensor] | None = None  # if A was given: the factors of its scores
+    parts: int = 1  # of how many calls it was put together (joined.py)
     mixed: bool = False  # A is a changed softmax: heads mixed, two softmaxes combined; of any sign, with any sum
     fold: Callable[[Tensor], Tensor] = field(default=same, repr=False)  # the model's axes -> [B H N d]
 

@@ -128,11 +128,11 @@ def pass_by(shown: Shown) -> None:
 class Follower:
     """Runs every attention over `tokens` tokens so that its backward passes A ⊙ ∂y/∂A to `visitor`.
 
-    No gradients are needed before the first of these attentions.
+    No gradients are needed before attention call `first`; None: before the first that is run so.
     """
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: int, first: int | None = None) -> None:
+        self.tokens, self.first = tokens, first
         self.visitor: Visitor = pass_by
         self.seen = 0
 
@@ -149,7 +149,8 @@ class Follower:
         q, bias = call.q, call.bias
         if call.only is not None:
             q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
-        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, self.seen == 1)
+        end = self.seen == 1 and self.first in (None, call.number)
+        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:

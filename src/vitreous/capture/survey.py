@@ -54,7 +54,7 @@ class Entries(AtEntries):
             for met in reversed(recent):
                 shape = met.tokens.shape
                 of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
-                if met.entry[0] == kind and len(shape) == 2 and self.images == 1 and shape[0] in counts[:2]:
+                if met.entry[0] == kind and len(shape) == 2 and self.images == 1 and counts and shape[0] >= counts[0] > 1:
                     return met  # of a packed sequence, without an axis of images
                 if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
                     continue
@@ -209,6 +209,14 @@ class Surveyed(Capture):
         met = self.survey.entered.before(heads, width, () if windows else (n, m, width))
         self.survey.entries.append(met)
         self.survey.ways.append(met)
+
+    def put_together(self, parts: list[Tensor], out: Tensor) -> None:
+        before = len(self.calls)
+        super().put_together(parts, out)
+        count = before - len(self.calls) + 1
+        if count > 1:
+            for listed in (self.survey.entries, self.survey.ways):
+                listed[-count:] = [next((met for met in listed[-count:] if met is not None), None)]
 
     def mix(self, module: str, heads: int, width: int) -> None:
         self.survey.mixed.append(module)

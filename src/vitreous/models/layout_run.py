@@ -113,7 +113,8 @@ def read_geometry(
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
-    return replace(found, pooled=pooled, pool=pool, calls=None if pooled else layers[-1] + 1)
+    split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
+    return replace(found, pooled=pooled, pool=pool, calls=None if pooled or split else layers[-1] + 1)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:

@@ -145,6 +145,8 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
     output = None
     if (how.grad or how.layer is not None) and not model.has_gradients:
         raise Unsupported(f"{model.name} has int8 weights, which pass no gradient on; try attention, occlusion or rise")
+    if how.layer is not None and not layout.entries:
+        raise Unsupported(f"{model.name} has no visible tokens before its attention, which this method needs")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(how.grad))

@@ -274,7 +274,7 @@ class Trace:
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
-        follower = Follower(self.layout.tokens)
+        follower = Follower(self.layout.tokens, self.layout.numbers[0] if self.layout.numbers else None)
         if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)
