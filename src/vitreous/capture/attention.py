@@ -6,7 +6,7 @@ O = A·V,   A = softmax(s·Q·Kᵀ + bias),   ∂y/∂A = ∂y/∂O · Vᵀ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
@@ -102,6 +102,16 @@ class Attention:
             part = Attention(self.name, self.door, self.node, self.v[images], q, k, self.scale, bias, given)
             part.mixed = self.mixed
             yield images, part
+
+    def folded(self, arrange: Callable[[Tensor], Tensor]) -> Attention:
+        """The same with the leading axes of Q, K, V, A and O arranged in another way."""
+        b, h, n, m = self.shape
+        bias = None if self.bias is None else arrange(self.bias.expand(b, h, n, m))
+        q, k, given = (None if t is None else arrange(t) for t in (self.q, self.k, self.given))
+        fold = self.fold
+        return replace(
+            self, v=arrange(self.v), q=q, k=k, bias=bias, given=given, factors=None, fold=lambda t: arrange(fold(t))
+        )
 
     def spans(self) -> list[slice]:
         """All rows of A, `ROWS` at a time."""

@@ -7,7 +7,7 @@ The backward of an attention needs A and ∂y/∂A anyway; here it computes them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ class Shown:
         """One factor of a rollout over (mean_h A ⊙ ∂y/∂A)⁺."""
         means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
         return joined((i, step(carried[i].to(mean), mean, 0.5, rows)) for i, rows, mean in means)
+
+    def means(self) -> Float[Tensor, "B N M"]:
+        """(mean_h A ⊙ ∂y/∂A)⁺, all rows."""
+        parts: dict[int | None, list[Tensor]] = {}
+        for images, _, _, product in self.chunks:
+            parts.setdefault(images.start, []).append(product.mean(1).clamp_min_(0))
+        return torch.cat([torch.cat(rows, 1) for rows in parts.values()])
+
+    def split(self, row: Row) -> tuple[Row, Row]:
+        """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys."""
+        means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
+        return split(row, means, 0.5)
 
 
 class Summed(Shown):
@@ -111,6 +123,20 @@ def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = 
     return onward
 
 
+def split(row: Row, parts: Iterable[tuple[slice, Rows, Float[Tensor, "B n M"]]], residual: float) -> tuple[Row, Row]:
+    """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys.
+
+    `parts`: images, rows and Ā, all rows in turn.
+    """
+    kept: dict[int | None, list[Tensor]] = {}
+    moved: list[tuple[slice, Tensor]] = []
+    for images, rows, a in parts:
+        share = row[images][:, run_of(rows)].to(a) / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
+        kept.setdefault(images.start, []).append(residual * share)
+        moved.append((images, (1 - residual) * torch.einsum("bn,bnm->bm", share, a)))
+    return torch.cat([torch.cat(shares, 1) for shares in kept.values()]), joined(moved)
+
+
 def joined(parts: Iterable[tuple[slice, Tensor]]) -> Tensor:
     """Sum the parts that belong to the same images, then concatenate the images."""
     by_images: dict[int | None, Tensor] = {}
@@ -128,28 +154,32 @@ def pass_by(shown: Shown) -> None:
 class Follower:
     """Runs every attention over `tokens` tokens so that its backward passes A ⊙ ∂y/∂A to `visitor`.
 
-    No gradients are needed before attention call `first`; None: before the first that is run so.
+    No gradients are needed before the first layer.
     """
 
-    def __init__(self, tokens: int, first: int | None = None) -> None:
-        self.tokens, self.first = tokens, first
+    def __init__(self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False) -> None:
+        self.tokens = tokens
+        self.numbers = numbers  # the attention calls that are layers, if known
+        self.differ = differ  # layers differ in their tokens
         self.visitor: Visitor = pass_by
         self.seen = 0
 
     def takes(self, q: Tensor, k: Tensor) -> bool:
         """Whether this is a layer in the axes [B H N d] whose sums need A."""
-        layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
-        return layer and not fusible(q)
+        as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and not fusible(q)
+        return as_usual and (self.differ or q.shape[2] == k.shape[2] == self.tokens)
 
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
         """O, exactly as the fused kernel computes it."""
-        assert call.q is not None
+        assert call.q is not None and call.k is not None
+        if self.differ and self.numbers is not None and call.number not in self.numbers:
+            return F.scaled_dot_product_attention(call.q, call.k, call.v, **options)
         call.followed = True
         self.seen += 1
         q, bias = call.q, call.bias
         if call.only is not None:
             q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
-        end = self.seen == 1 and self.first in (None, call.number)
+        end = self.seen == 1 and (not self.numbers or call.number == self.numbers[0])
         out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
         return out
 

@@ -165,8 +165,9 @@ class Capture(TorchFunctionMode):
         bias = additive(attn_mask, is_causal, query, key)
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
-        call = Attention(caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only)
-        call.number = self.seen
+        call = Attention(
+            caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only, number=self.seen
+        )
         if forms is not None:
             call.node = forms.form(call, options)
         self.keep(call)

@@ -37,6 +37,7 @@ class Entries(AtEntries):
         super().__init__()
         self.images = images
         self._recent: list[Met] = []  # since the last attention
+        self.latest: list[Met] = []  # those before the last attention
 
     def met(self, entry: Entry, tokens: Tensor) -> Tensor:
         self._recent.append(Met(entry, tokens))
@@ -50,6 +51,7 @@ class Entries(AtEntries):
         `counts`: the numbers of tokens that they may be, if known.
         """
         recent, self._recent = self._recent, []
+        self.latest = recent
         for kind in ("norm", "linear"):
             for met in reversed(recent):
                 shape = met.tokens.shape
@@ -173,6 +175,7 @@ class Survey(ExitStack):
         self.projections = Projections(names)
         self.mixed: list[str] = []  # modules that change A between softmax and A·V
         self.entries: list[Met | None] = []  # of each attention
+        self.recent: list[list[Met]] = []  # all that each attention may read
         self.ways: list[Met | None] = []  # of each attention, and of each whose softmax is changed
 
     def __enter__(self) -> Survey:
@@ -208,6 +211,7 @@ class Surveyed(Capture):
         width = call.v.shape[-1]  # the number of tokens, where channels attend to channels
         met = self.survey.entered.before(heads, width, () if windows else (n, m, width))
         self.survey.entries.append(met)
+        self.survey.recent.append(self.survey.entered.latest)
         self.survey.ways.append(met)
 
     def put_together(self, parts: list[Tensor], out: Tensor) -> None:
@@ -217,6 +221,7 @@ class Surveyed(Capture):
         if count > 1:
             for listed in (self.survey.entries, self.survey.ways):
                 listed[-count:] = [next((met for met in listed[-count:] if met is not None), None)]
+            self.survey.recent[-count:] = [self.survey.recent[-count]]
 
     def mix(self, module: str, heads: int, width: int) -> None:
         self.survey.mixed.append(module)

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import Visitor
 from vitreous.errors import OptionError, Unsupported
+from vitreous.models.stages import Stage
 from vitreous.trace.ruled import Pair, follow_ruled, ruled
 from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.rules.mode import Table
@@ -131,6 +132,22 @@ def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Fl
     own = list(keep)
     trimmed[:, own, own] = a[:, own, own]
     return trimmed
+
+
+def trim_slots(
+    a: Float[Tensor, "B N M"], discard: float, stage: Stage, keep: Bool[Tensor, "W N M"] | None = None
+) -> Float[Tensor, "B N M"]:
+    """The same within windows: the share of those of an image's entries that are not padding, except `keep`."""
+    real = stage.pairs(a.device)  # [W N M]
+    each = a.reshape(-1, *real.shape)  # [B W N M]
+    drop = int(int(real.sum()) * discard)
+    if drop == 0:
+        return a
+    limit = each.masked_fill(~real, torch.inf).flatten(1).kthvalue(drop).values
+    gone = each <= limit[:, None, None, None]
+    if keep is not None:
+        gone &= ~keep
+    return each.masked_fill(gone, 0).reshape_as(a)
 
 
 def path(steps: int) -> tuple[list[float], list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
 from vitreous.capture.attention_backward import Entry
+from vitreous.models.stages import PLAIN, Stage
 from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
 
@@ -50,7 +51,8 @@ class Layout:
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with
     linear_output: bool = False  # a linear layer gives the output
-    obstacle: str | None = None  # why token attention cannot be followed: "attends in 7×7 windows"
+    stages: tuple[Stage, ...] = ()  # of each layer, where the layers' tokens differ; empty: a plain ViT
+    obstacle: str | None = None  # why tokens do not attend to all tokens in every layer: "attends in 7×7 windows"
 
     @property
     def patches(self) -> int:
@@ -59,6 +61,20 @@ class Layout:
     @property
     def tokens(self) -> int:
         return self.prefix + self.patches + self.suffix
+
+    def stage(self, layer: int) -> Stage:
+        """How the queries and keys of a layer lie on the grid."""
+        return self.stages[layer] if self.stages else PLAIN
+
+    @property
+    def read_places(self) -> int:
+        """How many tokens the classifier may read: those of the last layer."""
+        return self.stages[-1].places if self.stages else self.tokens
+
+    @property
+    def reads_special(self) -> bool:
+        """Whether the classifier reads no patch."""
+        return max(self.readout, default=0) < self.stages[-1].special if self.stages else False
 
     @property
     def batch_axis(self) -> int:
@@ -80,7 +96,8 @@ class Layout:
     @property
     def read_tokens(self) -> list[int] | None:
         """The few tokens that are read; None: all, or an attention pool reads them."""
-        return None if self.pooled or len(self.readout) * 2 > self.tokens else list(self.readout)
+        few = not self.pooled and not self.stages and len(self.readout) * 2 <= self.tokens
+        return list(self.readout) if few else None
 
     @property
     def reads_one_patch(self) -> bool:
@@ -149,8 +166,10 @@ class Layout:
         y, x = self.patch or (1, 1)
         return slice(row * y, (row + 1) * y), slice(column * x, (column + 1) * x)
 
-    def to_map(self, values: Row) -> Map:
-        """One value per token to one per patch, in place."""
+    def to_map(self, values: Row, layer: int = 0) -> Map:
+        """One value per token that enters a layer to one per patch, in place; a token of merged patches is shared."""
+        if self.stages:
+            return self.stages[layer].cells(values, self.grid).reshape(-1, *self.grid)
         return values[:, run_of(self.patch_tokens)].reshape(-1, *self.grid)
 
     def to_grid(self, tokens: Tensor) -> Tensor | None:
@@ -166,7 +185,14 @@ class Layout:
         """Does every token attend to every token here, on the way to the output?"""
         b, _, n, m = call.shape
         listed = self.numbers is None or call.number in self.numbers
-        return listed and (b, n, m) == (images, self.tokens, self.tokens)
+        return listed and (bool(self.stages) or (b, n, m) == (images, self.tokens, self.tokens))
+
+    def arranged(self, call: Attention, images: int) -> Attention:
+        """A layer with its windows in the axis of the images, [B·W H N M]."""
+        rows = self.stages[(self.numbers or ()).index(call.number)].rows if self.stages else None
+        if rows is None or (rows.heads_inside and call.shape[0] == images * rows.windows):
+            return call
+        return call.folded(partial(rows.arrange, images=images))
 
     def is_pool(self, call: Attention, images: int) -> bool:
         """Do learned queries read the tokens here?"""

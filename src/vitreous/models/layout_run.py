@@ -22,7 +22,16 @@ from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.layout import Layout, Order
-from vitreous.models.obstacles import Obstacle, find_obstacle, layer_numbers, one_chain, several_reads
+from vitreous.models.obstacles import (
+    Obstacle,
+    find_obstacle,
+    layer_numbers,
+    one_chain,
+    other_shapes,
+    several_reads,
+    unlike,
+)
+from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places
 
@@ -53,8 +62,9 @@ def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) 
     found = found.one_by_one() if seen.count == 1 else found
     layers = layer_numbers(seen, found)
     kept = Reference(output.detach())
-    if not layers and found.entries:
-        met = next((met for met in reversed(survey.ways) if met is not None and met.entry == found.entries[-1]), None)
+    if (not layers or found.stages) and found.entries:
+        all_met = [met for recent in survey.recent for met in recent] + [met for met in survey.ways if met is not None]
+        met = next((met for met in all_met if met.entry == found.entries[-1]), None)
         return found, kept if met is None else replace(kept, tokens=met.tokens.detach())
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
@@ -94,6 +104,12 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
+    staged = None if obstacle is None or obstacle.separate else find_staged(model, seen, read, flow, size)
+    if staged is not None:
+        ways = [step.met for step in staged.steps]
+        blocks = blocks_of(model.module, [step.call for step in staged.steps])
+        found = of_stages(staged, ends, seen.count)
+        obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
     if obstacle is not None and obstacle.separate:
         ways = []
     once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
@@ -108,6 +124,8 @@ def read_geometry(
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
     )
+    if staged is not None:
+        return replace(found, orders=staged.orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
         return replace(found, orders=find_orders(model, found, survey, size) if found.entries else {})
     if not layers:
@@ -224,6 +242,42 @@ def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
     return [found for found in dict.fromkeys(halved) if found[0] * found[1] > 1]
 
 
+# -------------------------------------------------------------------------------------- windows and merged patches
+
+
+def find_staged(model: Network, seen: Seen, read: list[int], flow: DataFlow, size: tuple[int, int]) -> Found | None:
+    """The stages of a model whose layers differ in their tokens, if they can be measured."""
+    if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
+        return None
+    if unlike([seen.calls[number] for number in read]) is not None:
+        return None
+    found = find_stages(model, seen, read, flow, candidates(seen.survey, size, seen.images.shape[1]), size)
+    return None if isinstance(found, str) else found
+
+
+def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
+    """The patches of the first layer, and the tokens of the last that the classifier reads."""
+    patches, last, call = staged.patches, staged.stages[-1], staged.steps[-1].call
+    behind = Layout(last.grid, prefix=last.special)
+    grad = gradient(ends, call.node)
+    size = None
+    if grad is not None:
+        rows = staged.steps[-1].rows.arrange(call.fold(grad), images).float().norm(dim=-1).mean(1)  # [B·W n]
+        size = last.scatter_queries(rows).mean(0).cpu()
+    readout, share = find_readout(size, behind)
+    return Layout(
+        patches.grid,
+        patches.patch,
+        staged.stages[0].special,
+        readout,
+        share,
+        rows=patches.rows,
+        columns=patches.columns,
+        numbers=staged.numbers,
+        stages=staged.stages,
+    )
+
+
 # -------------------------------------------------------------------------------------------------------- read-out
 
 
@@ -232,7 +286,7 @@ def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) 
     if layout.reads:
         *earlier, (_, tokens, shares) = layout.reads
         return replace(layout, readout=tokens, share=shares, reads=tuple(earlier))
-    readout, share = find_readout(last, grad, layout)
+    readout, share = find_readout(None if grad is None else last.fold(grad).float().norm(dim=-1).mean((0, 1)), layout)
     if not layout.pooled or layout.pool is None:
         return replace(layout, readout=readout, share=None if layout.pooled else share)
     pool = seen.calls[layout.pool]
@@ -247,14 +301,14 @@ def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) 
     return replace(layout, readout=readout, queries=queries)
 
 
-def find_readout(
-    last: Attention, grad: Tensor | None, layout: Layout
-) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
-    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ."""
+def find_readout(size: Tensor | None, layout: Layout) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
+    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ.
+
+    `size`: of the gradient for each token behind the last attention; None: unknown.
+    """
     everything = tuple(range(layout.tokens))
-    if grad is None:
+    if size is None:
         return ((0,) if layout.prefix else everything), None
-    size = last.fold(grad).float().norm(dim=-1).mean((0, 1))  # [N]
     read = tuple(size.nonzero().flatten().tolist())
     patches = layout.patch_tokens
     apart = [i for i in read if i not in patches]

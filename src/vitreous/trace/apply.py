@@ -133,9 +133,14 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
         return f"{declared.name} follows the tokens of the last layer only; {said}. Try {one_of(others)}."
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
         return None
+    if layout.stages and declared.stages:
+        return None
     able = [m for m in METHODS.values() if not (m.attention or m.blocks) and (entries or not m.tokens)]
-    shown = [m.name for m in able if m.family != "control"] or [m.name for m in able]
-    needed = "token attention" if declared.attention else "tokens that enter an attention"
+    followed = [m for m in METHODS.values() if m.stages and layout.stages]
+    shown = [m.name for m in (*followed, *able) if m.family != "control"] or [m.name for m in able]
+    needed = "tokens that enter an attention"
+    if declared.attention:
+        needed = "every token to attend to all tokens in every layer" if layout.stages else "token attention"
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 

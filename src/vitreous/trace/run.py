@@ -167,7 +167,7 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
         output = run_extended(model, images) if how.extend is not None else model.run(images)
-    layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
+    layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
     if output is None:
         return Stopped(images, layers, how.since)
     if len(output) != rows and how.extend is None:

@@ -178,7 +178,7 @@ class Trace:
     def formed(self, make: Callable[[Attention], Tensor]) -> tuple[Attention, ...]:
         """The same; if nothing is recorded yet and A is small, `make` computes O of every layer but the last."""
         layout, count = self.layout, len(self)
-        small = layout.tokens <= ROWS and layout.layers * count * layout.tokens**2 <= MOST_FORMED
+        small = layout.tokens <= ROWS and not layout.stages and layout.layers * count * layout.tokens**2 <= MOST_FORMED
         if self._record is None and small and not self.images.is_cuda and layout.calls == layout.layers:
             self._record = self.look(self.images, Run.to_last_attention(forms=Formed(make)))
         return self.attention
@@ -218,7 +218,7 @@ class Trace:
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
-        return read_weights(layout.tokens, layout.readout, layout.share, self.images.device).expand(len(self), -1)
+        return read_weights(layout.read_places, layout.readout, layout.share, self.images.device).expand(len(self), -1)
 
     @property
     def joins(self) -> dict[int, Tensor]:
@@ -237,9 +237,9 @@ class Trace:
             return layer.rows(self.read_tokens)[:, :, 0]
         return layer.read(self.readout.to(layer.wide), self.read_tokens)
 
-    def map(self, values: Row) -> Map:
-        """Convert one value per token to a map."""
-        return self.layout.to_map(values)
+    def map(self, values: Row, layer: int = 0) -> Map:
+        """Convert one value per token (that enters a layer, where layers differ in their tokens) to a map."""
+        return self.layout.to_map(values, layer)
 
     def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
         """Arrange tokens [B N D] on the patch grid, without CLS and registers ([B h w D] is unchanged)."""
@@ -274,7 +274,7 @@ class Trace:
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
-        follower = Follower(self.layout.tokens, self.layout.numbers[0] if self.layout.numbers else None)
+        follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
         if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)

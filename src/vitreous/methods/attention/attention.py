@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError
 from vitreous.methods.common import fuse_heads
 from vitreous.registry import method
@@ -14,7 +15,15 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map, Row
 
 
-@method(cite="dosovitskiy2021image", attention=True, replays=True, quick=True, default=5, tried=[{"across": "mean"}])
+@method(
+    cite="dosovitskiy2021image",
+    attention=True,
+    stages=True,
+    replays=True,
+    quick=True,
+    default=5,
+    tried=[{"across": "mean"}],
+)
 def attention(
     trace: Trace,
     target: Target,
@@ -37,15 +46,39 @@ def attention(
 
     ρᵀA⁽ˡ⁾ₕ
     """
-    chosen = [trace.layer(layer)] if across == "none" else trace.attention
+    last = trace.layer_number(layer)
+    chosen = {last: trace.layer(layer)} if across == "none" else dict(enumerate(trace.attention))
+    if trace.layout.stages:
+        maps = [staged_map(trace, number, one, heads, query) for number, one in chosen.items()]
+        return over_layers(torch.stack(maps), across)
     rows: list[Row] = []
-    for one in chosen:
+    for one in chosen.values():
         if query == "read-out":
             read = trace.read_layer(one)  # [B H M]
         else:
             read = one.rows([patch_token(trace, query)])[:, :, 0]  # [B H M]
         rows.append(fuse_heads(read, heads))
     return trace.map(over_layers(torch.stack(rows), across))
+
+
+def staged_map(trace: Trace, number: int, layer: Attention, heads: str | int, query: str | tuple[int, int]) -> Map:
+    """The map of one layer that attends in windows or over pooled keys, on the finest grid."""
+    stage, grid = trace.layout.stage(number), trace.layout.grid
+    if isinstance(query, str):
+        row = stage.gather(read_behind(trace, number))
+    else:
+        patch_token(trace, query)  # in range
+        row = stage.queries.gather(stage.at(query, grid).to(trace.readout).expand(len(trace), -1))
+    read = fuse_heads(layer.read(row.to(layer.wide)), heads)  # [B·W M]
+    return trace.map(stage.scatter_keys(read), number)
+
+
+def read_behind(trace: Trace, number: int) -> Row:
+    """ρ as the weights of the places behind a layer: the tokens that were merged into one share what it has."""
+    carried = trace.readout
+    for later in reversed(range(number + 1, trace.layout.layers)):
+        carried = trace.layout.stage(later).unmoved(carried)
+    return carried
 
 
 def patch_token(trace: Trace, query: tuple[int, int]) -> int:
@@ -56,8 +89,8 @@ def patch_token(trace: Trace, query: tuple[int, int]) -> int:
     return trace.layout.token(row, column)
 
 
-def over_layers(rows: Tensor, across: str) -> Row:
-    """Reduce [L B M] to [B M]."""
+def over_layers(rows: Tensor, across: str) -> Tensor:
+    """Reduce [L B …] to [B …]."""
     if across == "max":
         return rows.amax(0)
     if across == "min":

@@ -18,6 +18,7 @@ from vitreous.types import Map
     targeted=True,
     attention=True,
     joins=True,
+    stages=True,
     several=True,
     replays=True,
     quick=True,
@@ -45,9 +46,10 @@ def gae(
         nonlocal gained, left, read
         left -= 1
         read = read + joins[left] if left in joins else read
-        more = layer.gained(read + gained)
+        stage = trace.layout.stage(left)
+        more = stage.scatter_keys(layer.gained(stage.gather(read + gained)))
         if left >= start_layer:
-            gained = gained + more
+            read, gained = stage.unmoved(read), stage.unmoved(gained) + more
 
     follow(target, visit)
-    return trace.map(gained)
+    return trace.map(gained, start_layer)
