@@ -126,12 +126,15 @@ def read_geometry(
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
     if obstacle is not None and obstacle.separate:
         ways = []
+    once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
     found = replace(
         found,
-        blocks=blocks if seen.blocks.run_once(blocks) else (),
+        blocks=() if flat else once,
+        flat_blocks=once if flat else (),
         layers=len(ways),
+        mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
+        sequence_first=any(met is not None and met.tokens.ndim > 2 and len(met.tokens) != seen.count for met in ways),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
     )
@@ -144,7 +147,8 @@ def read_geometry(
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
-    early = not pooled and decoder is None
+    split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
+    early = not pooled and not split and decoder is None
     return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
 
 

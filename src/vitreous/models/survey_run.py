@@ -65,9 +65,12 @@ def noise_images(model: Network, extent: Extent) -> Tensor:
 
 
 def look(model: Network, images: Tensor) -> Seen:
-    """One run, measured: of both images, or of one alone where the model returns something else for two."""
+    """One run, measured: of both images, or of one alone where the model returns something else for two.
+
+    So is one that attends to its images one by one, or to all of them in one sequence.
+    """
     seen = watch(model, images)
-    if len(seen.output) == 2:
+    if len(seen.output) == 2 and not (seen.calls and all(call.shape[0] == 1 for call in seen.calls)):
         return seen
     seen = watch(model, images[:1])
     if len(seen.output) != 1:

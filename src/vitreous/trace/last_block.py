@@ -126,7 +126,7 @@ def part(trace: Runs, kept: Reference) -> Result:
     axis = trace.layout.batch_axis
 
     def first(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.narrow(axis, 0, 1)
+        return t if t is None else t[None] if t.ndim == 2 else t.narrow(axis, 0, 1)
 
     return kept.output[:1], first(kept.tokens), first(kept.grad)
 

@@ -166,6 +166,8 @@ def perform(
         rows = len(images)
     if (how.grad or how.layer is not None) and not model.has_gradients:
         raise Unsupported(f"{model.name} has int8 weights, which pass no gradient on; try attention, occlusion or rise")
+    if how.layer is not None and not layout.entries:
+        raise Unsupported(f"{model.name} has no visible tokens before its attention, which this method needs")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(how.grad))
@@ -183,7 +185,7 @@ def perform(
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
         if how.narrow is not None and not still.hooked:
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
-        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit)
+        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
         call = partial(model.run, images, given) if given else partial(model.run, images)
         output = call() if how.extend is None else run_extended(model, call)
@@ -228,7 +230,7 @@ def run_extended(model: Model, call: Callable[[], Tensor]) -> Tensor:
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
     """The block module of a layer."""
     if len(layout.blocks) != layout.layers:
-        raise Unsupported(f"{model.name} does not keep each layer in a module of its own, which this method needs")
+        raise Unsupported(f"{model.name} {layout.no_blocks}, which this method needs; try gae, rollout or gradient")
     return model.module.get_submodule(layout.blocks[layer])
 
 

@@ -265,7 +265,7 @@ class Trace(Batch):
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
-        follower = Follower(self.layout.tokens, self.layout.numbers if self.layout.stages else None)
+        follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
         if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)
@@ -289,7 +289,7 @@ class Trace(Batch):
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
-        return widen(tokens.movedim(self.batch_axis, 0))
+        return widen(tokens[None] if tokens.ndim == 2 else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""

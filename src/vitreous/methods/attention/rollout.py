@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, trim, trim_slots, whole
+from vitreous.methods.common import check_start, fuse_heads, keeps_all, need_positive_rows, trim, trim_slots, whole
 from vitreous.methods.decoded import read_through
 from vitreous.models.stages import Stage
 from vitreous.registry import method
@@ -49,6 +49,7 @@ def rollout(
     formed = Formed(heads)
     layers = trace.formed(formed)
     check_start(trace, start_layer)
+    need_positive_rows(trace, "rollout", layers[start_layer:], heads, residual)
     through = trace.layout.decoder is not None
     carried: Row = read_through(trace, heads, discard, residual) if through else trace.readout  # [B N]
     carried = carried.to(layers[-1].wide)
@@ -63,7 +64,7 @@ def rollout(
         elif discard > 0:
             a = whole(layer, heads) if a is None else a
             carried = step(carried, trim(a, discard, trace.layout.readout), residual)
-        elif heads == "mean":  # rows of a mean of softmaxes already sum to one
+        elif heads == "mean" and not layer.mixed:  # rows of a mean of softmaxes already sum to one
             moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
             carried = residual * carried + (1 - residual) * moved
         else:
@@ -80,7 +81,7 @@ def staged_step(
     `special`: only special tokens are read, so only their attention to themselves is never discarded.
     """
     row = stage.gather(carried)  # [B·W n]
-    if heads == "mean" and discard == 0:
+    if heads == "mean" and discard == 0 and not layer.mixed:
         return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
     if discard == 0:
         return stage.onward(carried, *split(row, fused(layer, heads), residual))

@@ -149,6 +149,9 @@ def side_by_side(heads: Heads) -> Float[Tensor, "B N width"]:
 def need_blocks(trace: Trace, method: str, remedy: str) -> None:
     """Raise unless every layer is in a separate module."""
     if len(trace.layout.blocks) != trace.layout.layers:
+        if trace.layout.flat:
+            said = f"{method} runs single blocks again; {trace.model.name} {trace.layout.no_blocks}"
+            raise Unsupported(f"{said}. Try {remedy}.")
         raise Unsupported(
             f"{method} needs each layer in a separate module, and {trace.model.name} has no such modules. Try {remedy}."
         )

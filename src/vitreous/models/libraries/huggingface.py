@@ -18,7 +18,7 @@ from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
 from vitreous.models.checkpoint import Convert, State, some
 from vitreous.models.checkpoints.read import Checkpoint, files_of
 from vitreous.models.libraries import any as any_other
-from vitreous.models.libraries import hf_video, open_clip
+from vitreous.models.libraries import hf_video, open_clip, packed
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_note
 from vitreous.models.libraries.hf_video import frames as frames
@@ -86,6 +86,8 @@ def channels(net: nn.Module) -> int | None:
 
 
 def run(net: Any, images: Tensor) -> Any:
+    if packed.packs(net):
+        return packed.run(net, images)
     if hasattr(net, "get_image_features"):  # a model of images and text
         return net.get_image_features(pixel_values=images, **stretch(net, images))
     if open_clip.owns(net):  # code on the hub that keeps CLIP's conventions
@@ -137,6 +139,8 @@ def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
         steps = usual_processor(kind) if saved is None else saved
         made = of_bands(net, steps, size or own_size(net) or (224, 224))
         return replace(made, assumed=saved is None)
+    if packed.packs(net) and size is None:
+        return packed.preprocess(net, saved)
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
     size = size or own_size(net) or (224, 224)
