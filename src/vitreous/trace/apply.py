@@ -18,6 +18,7 @@ from vitreous.images import pictures
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
 from vitreous.models.model import Model, capturing
+from vitreous.models.output import Form
 from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.batched_targets import maps_of, targets_at_once
@@ -141,7 +142,8 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
-    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    classes = target is None and trace.model.form is not Form.WORDS
+    chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
