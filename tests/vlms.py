@@ -101,6 +101,8 @@ KINDS = {
     "qwen3": qwen3,
 }
 
+GRIDS = {kind: (8, 8) if "qwen" in kind else (4, 4) for kind in KINDS}  # of the tower's patches
+
 
 def built(kind: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> Any:
     """A random network whose weights are large enough for its answers to depend on the image."""

@@ -88,8 +88,8 @@ class Speaker:
         self.name = name or path or type(self.net).__name__
         self.processor = find_processor(path) if processor is None else processor
         self.tokenizer = getattr(self.processor, "tokenizer", None) or self.processor
-        transform = vlm.preprocessing(self.net, self.processor)
-        self.preprocess = None if transform is None else measured(transform)
+        images = getattr(self.processor, "image_processor", None)
+        self.preprocess = None if images is None else measured(vlm.transform(self.net, images))
         self._counts: dict[tuple[int, ...], int] = {}
 
     @property
@@ -120,8 +120,7 @@ class Speaker:
         """The tokens of a prompt, as the processor writes it."""
         text = self.template(question)
         if self.processor is not self.tokenizer and hasattr(self.processor, "image_processor"):
-            images = self.processor.image_processor
-            whole = {"do_image_splitting": False} if hasattr(images, "do_image_splitting") else {}
+            whole = vlm.whole(self.processor.image_processor)
             made = self.processor(text=[text], images=[Image.new("RGB", size[::-1])], **whole)
             return [int(token) for token in made["input_ids"][0]]
         return [int(token) for token in self.tokenizer(text)["input_ids"]]

@@ -18,7 +18,7 @@ from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
 from vitreous.models.checkpoint import Convert, State, some
 from vitreous.models.checkpoints.read import Checkpoint, files_of
 from vitreous.models.libraries import any as any_other
-from vitreous.models.libraries import open_clip
+from vitreous.models.libraries import open_clip, vlm
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_note
 from vitreous.models.libraries.hub import cached, hub
@@ -125,6 +125,8 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
 def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
     """The image processor saved with the network, or else the usual one of its architecture at the network's size."""
     saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
+    if saved is not None and vlm.speaks(net):
+        return generic.measured(vlm.transform(net, saved))
     kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     if (channels(net) or 3) != 3:
         steps = usual_processor(kind) if saved is None else saved

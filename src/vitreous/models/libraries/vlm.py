@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, one_line
+from vitreous.models.libraries.packed_windows import windows_at_once
 
 STATE = ("rope_deltas",)  # what a forward pass leaves on the network
 SHOWN = 160  # characters of an error
@@ -37,7 +38,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 def pixels(net: Any, images: Tensor) -> dict[str, Tensor]:
     """The arguments by which a batch of images enters the network; differentiable."""
-    if takes(net.get_image_features, "image_grid_thw"):
+    if is_packed(net):
         flat, (high, wide) = patchified(images, *patch_of(net))
         grid = torch.tensor([[1, high, wide]] * len(images), device=images.device)
         return {"pixel_values": flat, "image_grid_thw": grid}
@@ -79,15 +80,16 @@ def unpatchified(flat: Tensor, grid: tuple[int, int], side: int, merged: int, fr
     return cut.permute(4, 0, 2, 5, 1, 3, 6).reshape(channels, high * side, wide * side)
 
 
-def preprocessing(net: Any, processor: Any) -> Callable[[Image.Image], Tensor] | None:
-    """From an image to [3 H W], by the image processor; None if there is none."""
-    images = getattr(processor, "image_processor", None)
-    if images is None:
-        return None
-    options: dict[str, Any] = {"do_image_splitting": False} if hasattr(images, "do_image_splitting") else {}
+def whole(processor: Any) -> dict[str, bool]:
+    """The option by which an image processor leaves an image in one piece."""
+    return {"do_image_splitting": False} if hasattr(processor, "do_image_splitting") else {}
 
-    def transform(image: Image.Image) -> Tensor:
-        made = images(images=image, return_tensors="pt", **options)
+
+def transform(net: Any, processor: Any) -> Callable[[Image.Image], Tensor]:
+    """From an image to [3 H W], by the image processor."""
+
+    def made_by_it(image: Image.Image) -> Tensor:
+        made = processor(images=image, return_tensors="pt", **whole(processor))
         values: Tensor = made["pixel_values"]
         if "image_grid_thw" in made:
             _, high, wide = made["image_grid_thw"][0].tolist()
@@ -96,7 +98,7 @@ def preprocessing(net: Any, processor: Any) -> Callable[[Image.Image], Tensor] |
             values = values[0]
         return values
 
-    return transform
+    return made_by_it
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -159,10 +161,21 @@ def logits(net: Any, images: Tensor, ids: list[int], prompt: int) -> Tensor:
     """The logits [B P V] of each token of the answer, `ids[prompt:]`, given everything before it."""
     rows = torch.tensor([ids], device=images.device).expand(len(images), -1)
     places = torch.arange(prompt - 1, len(ids) - 1, device=images.device)
-    with unchanged(net):
-        given = {**text_inputs(net, rows, prompt), **pixels(net, images)}
+    given = {**text_inputs(net, rows, prompt), **pixels(net, images)}
+    with unchanged(net), windows_at_once(tower_of(net)) if is_packed(net) else nullcontext():
         found: Tensor = net(**given, logits_to_keep=places, use_cache=False).logits
     return found
+
+
+def is_packed(net: Any) -> bool:
+    """Whether the patches of all images enter as one sequence."""
+    return takes(net.get_image_features, "image_grid_thw")
+
+
+def tower_of(net: Any) -> nn.Module:
+    """The part that sees."""
+    sees = net.config.vision_config
+    return next(part for part in net.modules() if getattr(part, "config", None) is sees)
 
 
 def generated(net: Any, images: Tensor, ids: list[int], most: int) -> list[int]:
