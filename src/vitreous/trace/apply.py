@@ -165,7 +165,8 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
-    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    classes = target is None and trace.model.form is not Form.WORDS
+    chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
     chosen = place(chosen, trace) if trace.model.form in PLACED else chosen
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)

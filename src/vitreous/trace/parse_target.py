@@ -24,6 +24,10 @@ Find = Callable[[str, Model], int | None]
 
 def parse(given: Any, model: Model, outputs: int) -> Target:
     """Parse a target: 282, "tiger cat", "top-1", "dog-cat", or a list with one per image."""
+    if model.form is Form.WORDS:
+        from vitreous.trace.word import parse_words
+
+        return parse_words(given, model)
     if isinstance(given, bool):
         raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
     if isinstance(given, int):
@@ -67,8 +71,8 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
 
 
 def listed(text: str) -> list[str]:
-    """Split "a;b-c;d" into one target per image; a text target may contain any character."""
-    return [text] if "text:" in text.lower() else [part.strip() for part in text.split(";")]
+    """Split "a;b-c;d" into one target per image; a text or a word may contain any character."""
+    return [text] if "text:" in text.lower() or "token:" in text.lower() else [part.strip() for part in text.split(";")]
 
 
 def parse_plain(text: str, model: Model, outputs: int, find: Find) -> Target | None:

@@ -18,7 +18,7 @@ from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
 from vitreous.models.checkpoint import Convert, State, some
 from vitreous.models.checkpoints.read import Checkpoint, files_of
 from vitreous.models.libraries import any as any_other
-from vitreous.models.libraries import hf_video, open_clip, packed
+from vitreous.models.libraries import hf_video, open_clip, packed, vlm
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_note
 from vitreous.models.libraries.hf_video import frames as frames
@@ -134,6 +134,8 @@ def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
     if frames(net) is not None:
         return hf_video.preprocess(net, size, hf_video.saved_processor(path, local))
     saved = saved_processor(path, local)
+    if saved is not None and vlm.speaks(net):
+        return generic.measured(vlm.transform(net, saved))
     kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     if (channels(net) or 3) != 3:
         steps = usual_processor(kind) if saved is None else saved
