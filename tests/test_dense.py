@@ -193,7 +193,7 @@ def test_each_image_has_its_own_target(model: Model, images: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "target, said",
+    ("target", "said"),
     [
         ("dog@40,2", "lies outside the image, which has 32×32 pixels"),
         ("dog@40,2,50,9", "lies outside what"),

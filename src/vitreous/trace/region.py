@@ -113,8 +113,9 @@ class Placed(Target):
                 if output.ndim == 4
                 else f"{self} needs an output for each place, not {list(output.shape)}"
             )
-        count = len(output) // len(self.spots)
-        fixed = self if self.fixed else self._fixed(output.detach()[::count])
+        copies = len(output) // len(self.spots) if len(self.spots) > 1 else 1
+        fixed = self if self.fixed else self._fixed(output.detach()[::copies])
+        count = len(output) // len(fixed.spots)
         numbers = torch.tensor(fixed.numbers, device=output.device).repeat_interleave(count)
         planes = widen(output[torch.arange(len(output), device=output.device), numbers])
         return (planes * fixed.weights(planes, count)).sum((-2, -1))
