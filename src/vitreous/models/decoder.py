@@ -64,14 +64,8 @@ def find_decoder(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[i
         return None
     last, read = seen.calls[encoder[-1]], seen.calls[max(own + cross)]
     queries, tokens = read.shape[2], last.shape[2]
-    shapes = [(encoder, (tokens, tokens)), (own, (queries, queries)), (cross, (queries, tokens))]
-    if any(
-        seen.calls[i].shape[::2] != (seen.count, n) or seen.calls[i].shape[3] != m
-        for some, (n, m) in shapes
-        for i in some
-    ):
-        return None
-    if not all(reproduced(seen.calls[i]) for i in own + cross):
+    sizes = [(encoder, tokens, tokens), (own, queries, queries), (cross, queries, tokens)]
+    if not all(is_of(seen.calls[i], seen.count, n, m) for some, n, m in sizes for i in some):
         return None
     if any(dependents(values(seen.calls[i]), last.node, last.fold) != list(range(tokens)) for i in cross):
         return None
@@ -116,7 +110,11 @@ def values(call: Attention) -> Tensor:
     return call.v.transpose(1, 2).flatten(2)
 
 
-def reproduced(call: Attention) -> bool:
+def is_of(call: Attention, images: int, queries: int, keys: int) -> bool:
+    """Whether a call has these sizes, and its attention gives its output."""
+    b, _, n, m = call.shape
+    if (b, n, m) != (images, queries, keys):
+        return False
     try:
         call.verify()
     except CaptureError:

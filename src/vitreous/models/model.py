@@ -252,7 +252,8 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
+            sizes = [tuple(x.shape[1:]) for x in ready]
+            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:

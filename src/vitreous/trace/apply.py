@@ -163,11 +163,16 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 
-def choose(trace: Trace, target: Any, declared: Method) -> Target:
-    """The given target, or the best class of each image by default; raise if the model has no classes."""
+def read_target(trace: Trace, target: Any) -> Target:
+    """The given target, or the best class of each image by default, on the images of a trace."""
     classes = target is None and trace.model.form is not Form.WORDS
     chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
-    chosen = place(chosen, trace) if trace.model.form in PLACED else chosen
+    return place(chosen, trace) if trace.model.form in PLACED else chosen
+
+
+def choose(trace: Trace, target: Any, declared: Method) -> Target:
+    """The given target, or the best class of each image by default; raise if the model has no classes."""
+    chosen = read_target(trace, target)
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
