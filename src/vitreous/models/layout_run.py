@@ -21,6 +21,7 @@ from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
+from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
     Obstacle,
@@ -65,7 +66,7 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
     kept = Reference(output.detach())
     if (not layers or found.stages) and found.entries:
         all_met = [met for recent in survey.recent for met in recent] + [met for met in survey.ways if met is not None]
-        met = next((met for met in all_met if met.entry == found.entries[-1]), None)
+        met = next((met for met in all_met if met.entry == found.entries[-1] and seen.count in met.tokens.shape[:2]), None)
         return found, kept if met is None else replace(kept, tokens=met.tokens.detach())
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
@@ -105,12 +106,15 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None if obstacle is None or obstacle.separate else find_staged(model, seen, read, flow, size)
+    staged = None
+    if obstacle is not None and not obstacle.separate:
+        staged = find_staged(model, seen, read, flow, ends, size, places)
     if staged is not None:
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
+        obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
     if obstacle is not None and obstacle.separate:
         ways = []
     found = replace(
@@ -118,12 +122,15 @@ def read_geometry(
         blocks=blocks if seen.blocks.run_once(blocks) else (),
         layers=len(ways),
         entries=tuple(met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
+        sequence_first=any(met is not None and met.tokens.shape[0] % seen.count > 0 for met in ways)
+        if len(size) == 3 and staged is not None
+        else any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
-        return replace(found, orders=staged.orders, calls=staged.numbers[-1] + 1)
+        orders = {count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()}
+        return replace(found, orders=orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
         return replace(found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {})
     if not layers:
@@ -248,13 +255,26 @@ def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
 # -------------------------------------------------------------------------------------- windows and merged patches
 
 
-def find_staged(model: Network, seen: Seen, read: list[int], flow: DataFlow, size: tuple[int, int]) -> Found | None:
+def find_staged(
+    model: Network,
+    seen: Seen,
+    read: list[int],
+    flow: DataFlow,
+    ends: list[Tensor],
+    size: Extent,
+    places: Places | None,
+) -> Found | None:
     """The stages of a model whose layers differ in their tokens, if they can be measured."""
     if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
         return None
     if unlike([seen.calls[number] for number in read]) is not None:
         return None
-    found = find_stages(model, seen, read, flow, candidates(seen.survey, size, seen.images.shape[1]), size)
+    found: Found | str
+    if len(size) == 3:
+        found = find_divided(model, seen, read, ends, places, size)
+    else:
+        grids = candidates(seen.survey, size, seen.images.shape[1])
+        found = find_stages(model, seen, read, flow, grids, (size[0], size[1]))
     return None if isinstance(found, str) else found
 
 
@@ -276,6 +296,8 @@ def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
         share,
         rows=patches.rows,
         columns=patches.columns,
+        frames=len(patches.times) or 1,
+        times=patches.times,
         numbers=staged.numbers,
         stages=staged.stages,
     )
