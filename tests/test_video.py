@@ -54,7 +54,6 @@ def build(kind: str, attention: str = "sdpa", frames: int = FRAMES) -> nn.Module
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(torch.randn(weight.shape, generator=random) * (0.3 if weight.ndim > 1 else 0.1))
-            weight.add_(1 if weight.ndim == 1 and "norm" in type(net).__name__ else 0)
     return net.eval()
 
 
@@ -155,59 +154,83 @@ def test_attention_is_the_models_own(kind: str) -> None:
         torch.testing.assert_close(trace.explain("attention").map, row, rtol=0, atol=1e-5)
 
 
-def dense(trace: Trace) -> list[tuple[Tensor, Tensor]]:
-    """Divided attention as dense matrices [B H N N] over CLS and all tubelets, and the share of each row that asks.
+def dense(net: Any, video: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """TimeSformer with dense attention over CLS and all tubelets: its output, A [B H N N], and which rows of A ask.
 
-    Written out from the weights of TimeSformer, without any layout.
+    Written out from its weights, without any layout.
     """
-    net, (frames, h, w), found = trace.model.module, trace.layout.cells, []
-    places, b = h * w, len(trace)
+    (b, frames), places = video.shape[:2], (SIDE // PATCH) ** 2
+    count, matrices, asking = 1 + frames * places, [], []
+    cell = 1 + torch.arange(frames * places).view(frames, places)  # in the order of the map
 
-    def attend(module: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        n, count, width = tokens.shape
-        q, k, v = module.attention.qkv(tokens).reshape(n, count, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
-        a = (q @ k.mT * (width // 2) ** -0.5).softmax(-1)
-        return a, module.output((a @ v).transpose(1, 2).reshape(n, count, width))
+    def attend(module: Any, tokens: Tensor, windows: list[Tensor]) -> Tensor:
+        """Attention of tokens [B N D] within windows; a token in several windows gets the mean of what it gets there."""
+        q, k, v = module.attention.qkv(tokens).reshape(b, count, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        a, times = tokens.new_zeros(b, 2, count, count), tokens.new_zeros(count)
+        for window in windows:
+            scores = q[:, :, window] @ k[:, :, window].mT * q.shape[-1] ** -0.5
+            a[:, :, window[:, None], window] += scores.softmax(-1)
+            times[window] += 1
+        a = a / times.clamp_min(1)[:, None]
+        matrices.append(a)
+        asking.append((times > 0).to(tokens))
+        return module.output((a @ v).transpose(1, 2).flatten(2)) * (times > 0)[:, None]
 
-    cell = torch.arange(frames * places).view(frames, places)  # in the order of the map
-    x = net.timesformer.embeddings(trace.images)
+    x = net.timesformer.embeddings(video)
+    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(frames * places).view(places, frames).T.flatten()])
+    x = x[:, order]  # frame by frame; the network has them place by place
     for block in net.timesformer.encoder.layer:
-        cls, patches = x[:, :1], x[:, 1:]  # tokens lie place by place, frame by frame within
-        by_place = patches.reshape(b * places, frames, -1)
-        a, out = attend(block.temporal_attention, block.temporal_layernorm(by_place))
-        time = torch.zeros(b, 2, 1 + frames * places, 1 + frames * places)
-        for number in range(places):
-            index = 1 + cell[:, number]
-            time[:, :, index[:, None], index] = a.view(b, places, 2, frames, frames)[:, number]
-        found.append((time, torch.cat([torch.zeros(1), torch.ones(frames * places)])))
-        patches = patches + block.temporal_dense(out.reshape(b, places * frames, -1))
-        by_frame = patches.view(b, places, frames, -1).transpose(1, 2).reshape(b * frames, places, -1)
-        spatial = torch.cat([cls.repeat_interleave(frames, 0), by_frame], 1)
-        a, out = attend(block.attention, block.layernorm_before(spatial))
-        space = torch.zeros_like(time)
-        for number in range(frames):
-            index = torch.cat([torch.zeros(1, dtype=torch.long), 1 + cell[number]])
-            part = a.view(b, frames, 2, 1 + places, 1 + places)[:, number].clone()
-            part[:, :, 0] /= frames
-            space[:, :, index[:, None], index] += part
-        found.append((space, torch.ones(1 + frames * places)))
-        out = out.view(b, frames, 1 + places, -1)
-        patches = patches + out[:, :, 1:].transpose(1, 2).reshape(b, places * frames, -1)
-        x = torch.cat([cls + out[:, :, 0].mean(1, keepdim=True), patches], 1)
+        after = attend(block.temporal_attention, block.temporal_layernorm(x), [cell[:, i] for i in range(places)])
+        x = x + block.temporal_dense(after) * asking[-1][:, None]
+        frame = [torch.cat([torch.zeros(1, dtype=torch.long), cell[t]]) for t in range(frames)]
+        x = x + attend(block.attention, block.layernorm_before(x), frame)
         x = x + block.output(block.intermediate(block.layernorm_after(x)))
-    return found
+    return net.classifier(net.timesformer.layernorm(x)[:, 0]), matrices, asking
 
 
-def test_divided_attention_is_dense_attention() -> None:
-    """Rollout and the attention of each layer, against dense matrices of the same weights."""
-    trace = Trace(model("timesformer"), clips())
-    with torch.no_grad():
-        matrices = dense(trace)
-    row = torch.zeros(2, 1 + 4 * 9)
+def cls_row(count: int) -> Tensor:
+    row = torch.zeros(2, count)
     row[:, 0] = 1
-    last = (row[:, None] @ matrices[-1][0].mean(1))[:, 0, 1:].reshape(2, 4, 3, 3)
+    return row
+
+
+def as_map(row: Tensor) -> Tensor:
+    return row[:, 1:].reshape(2, *tubelets("timesformer"))
+
+
+@pytest.mark.parametrize("frames", [2, FRAMES])
+def test_divided_attention_is_dense_attention(frames: int) -> None:
+    """Attention and rollout, against dense attention of the same weights; also of as many frames as noise videos."""
+    net = build("timesformer", frames=frames)
+    trace = Trace(Model(net), clips(frames))
+    output, matrices, asking = dense(net, clips(frames))
+    torch.testing.assert_close(trace.output, output.detach(), rtol=0, atol=1e-5)
+    row, shape = cls_row(1 + frames * 9), (2, frames, 3, 3)
+    last = (row[:, None] @ matrices[-1].detach().mean(1))[:, 0, 1:].reshape(shape)
     torch.testing.assert_close(trace.explain("attention").map, last, rtol=0, atol=1e-6)
-    for a, asks in reversed(matrices):
-        step = 0.5 * a.mean(1) + torch.diag_embed(1 - 0.5 * asks)
-        row = (row[:, None] @ step)[:, 0]
-    torch.testing.assert_close(trace.explain("rollout").map, row[:, 1:].reshape(2, 4, 3, 3), rtol=0, atol=1e-6)
+    for heads in ("mean", "max"):
+        row = cls_row(1 + frames * 9)
+        for a, asks in zip(reversed(matrices), reversed(asking)):
+            fused = a.detach().mean(1) if heads == "mean" else a.detach().amax(1)
+            step = 0.5 * fused + torch.diag_embed(1 - 0.5 * asks)
+            row = (row[:, None] @ (step / step.sum(-1, keepdim=True)))[:, 0]
+        found = trace.explain("rollout", heads=heads).map
+        torch.testing.assert_close(found, row[:, 1:].reshape(shape), rtol=0, atol=1e-6)
+
+
+def test_divided_gradients_are_dense_gradients() -> None:
+    """gae and grad_rollout, against dense attention of the same weights and its gradient."""
+    net = build("timesformer").double()
+    trace = Trace(Model(net), clips().double())
+    output, matrices, asking = dense(net, clips().double())
+    grads = torch.autograd.grad(output[:, 3].sum(), matrices)  # also through the scores of later layers
+    row, rolled = cls_row(37).double(), cls_row(37).double()
+    for a, grad, asks in zip(reversed(matrices), reversed(grads), reversed(asking)):
+        product = (a * grad).detach()
+        row = row + (row[:, None] @ product.clamp_min(0).mean(1))[:, 0]
+        step = 0.5 * product.mean(1).clamp_min(0) + torch.diag_embed(1 - 0.5 * asks)
+        rolled = (rolled[:, None] @ (step / step.sum(-1, keepdim=True)))[:, 0]
+    gae = trace.explain("gae", target=3).map
+    torch.testing.assert_close(gae, as_map(row).float(), rtol=1e-5, atol=1e-6 * float(gae.abs().max()))
+    found = trace.explain("grad_rollout", target=3).map
+    torch.testing.assert_close(found, as_map(rolled).float(), rtol=1e-5, atol=1e-6 * float(found.abs().max()))

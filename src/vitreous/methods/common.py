@@ -130,7 +130,7 @@ def trim_slots(
     return each.masked_fill(gone, 0).reshape_as(a)
 
 
-def repeated_step(carried: Row, stage: Stage, a: Float[Tensor, "W N M"], residual: float) -> Row:
+def repeated_step(carried: Row, stage: Stage, a: Float[Tensor, "W n m"], residual: float) -> Row:
     """One factor of a rollout where a token asks in several windows: its row is the sum of those of its copies."""
     sums = stage.scatter_queries(a.sum(-1))
     asks = stage.queries.slots_of_place.to(carried) > 0

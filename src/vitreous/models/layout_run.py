@@ -66,8 +66,9 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
     kept = Reference(output.detach())
     if (not layers or found.stages) and found.entries:
         all_met = [met for recent in survey.recent for met in recent] + [met for met in survey.ways if met is not None]
-        met = next((met for met in all_met if met.entry == found.entries[-1] and seen.count in met.tokens.shape[:2]), None)
-        return found, kept if met is None else replace(kept, tokens=met.tokens.detach())
+        met = next((met for met in all_met if met.entry == found.entries[-1]), None)
+        windows = met is None or (len(size) == 3 and met.tokens.shape[0] != seen.count)  # in the batch of a video
+        return found, kept if met is None or windows else replace(kept, tokens=met.tokens.detach())
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
