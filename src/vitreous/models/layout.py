@@ -20,7 +20,7 @@ from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
 
 Read = tuple[int, tuple[int, ...], tuple[float, ...]]  # a layer, tokens after it, and their weights
-Order = tuple[Grid, tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
+Order = tuple[tuple[int, ...], tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,16 @@ class Stage:
         """The weight of every query, from that of every place of the next layer."""
         return self.queries.gather(self.here(carried))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a token asks in several windows, as a CLS token that is repeated in each."""
+        return bool((self.queries.slots_of_place > 1).any())
+
+    def asked(self, carried: Row) -> Row:
+        """As `gather`, for weights of A ⊙ ∂y/∂A: what the copies of a token gain adds up, as each has its part of ∂y."""
+        times = self.queries.slots_of_place.to(carried)
+        return self.queries.gather(self.here(carried) * times)
+
     def passing(self, carried: Row) -> Row:
         """What stays with tokens that ask nothing in this layer."""
         here = self.here(carried)
@@ -176,8 +186,12 @@ class Plain(Stage):
         """It has no slots of its own."""
 
     windows = 1
+    repeats = False
 
     def gather(self, carried: Row) -> Row:
+        return carried
+
+    def asked(self, carried: Row) -> Row:
         return carried
 
     def scatter_queries(self, row: Row) -> Row:

@@ -289,6 +289,8 @@ class Trace(Batch):
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
+        if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
+            tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
         return widen(tokens[None] if tokens.ndim == 2 else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:

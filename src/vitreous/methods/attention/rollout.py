@@ -10,7 +10,16 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, need_positive_rows, trim, trim_slots, whole
+from vitreous.methods.common import (
+    check_start,
+    fuse_heads,
+    keeps_all,
+    need_positive_rows,
+    repeated_step,
+    trim,
+    trim_slots,
+    whole,
+)
 from vitreous.methods.decoded import read_through
 from vitreous.models.stages import Stage
 from vitreous.registry import method
@@ -83,6 +92,11 @@ def staged_step(
     row = stage.gather(carried)  # [B·W n]
     if heads == "mean" and discard == 0 and not layer.mixed:
         return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
+    if stage.repeats:
+        a = whole(layer, heads)
+        a = a if discard == 0 else trim_slots(a, discard, stage, stage.own(special, carried.device))
+        copies = stage.asked(stage.queries.slots_of_place.to(carried).expand_as(carried))  # of each query
+        return repeated_step(carried, stage, a / copies[:, :, None], residual)
     if discard == 0:
         return stage.onward(carried, *split(row, fused(layer, heads), residual))
     a = trim_slots(whole(layer, heads), discard, stage, stage.own(special, carried.device))

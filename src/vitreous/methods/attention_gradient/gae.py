@@ -53,7 +53,7 @@ def gae(
         left -= 1
         read = read + joins[left] if left in joins else read
         stage = trace.layout.stage(left)
-        more = stage.scatter_keys(layer.gained(stage.gather(read + gained)))
+        more = stage.scatter_keys(layer.gained(stage.asked(read + gained)))
         if left >= start_layer:
             read, gained = stage.unmoved(read), stage.unmoved(gained) + more
 
