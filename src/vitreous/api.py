@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, attribute_all, join
-from vitreous.errors import OptionError, TargetError, Unsupported
+from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.registry import ConfiguredMethod, MethodWarning
 from vitreous.trace import trace as engine
 from vitreous.trace.apply import (
     as_images,
+    as_inputs,
     as_model,
     default_methods,
     each_of,
@@ -40,6 +41,8 @@ def explain(
     images: Any,
     method: str | ConfiguredMethod | None = None,
     target: Any = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Attribution:
     """Explain images with one method.
@@ -50,9 +53,10 @@ def explain(
     its `options` as keywords (see `vitreous methods NAME`), or a configured method such as
     `vitreous.methods.rollout(discard=0.9)`; None: the best quick map for a class (`vitreous methods` marks it), or, on
     a model that it does not support, the next best, with a warning. `target`: a class number or name, "top-1" (the
-    default), "a-b" (a rather than b), or a list with one target per image.
+    default), "a-b" (a rather than b), or a list with one target per image. `inputs`: what the network gets beside the
+    images, by name: tensors with one row for each image, or one for all.
     """
-    return explain_all(model, images, method, [target], options)[0]
+    return explain_all(model, images, method, [target], options, inputs)[0]
 
 
 def explain_targets(
@@ -60,6 +64,8 @@ def explain_targets(
     images: Any,
     method: str | ConfiguredMethod | None,
     targets: Any,
+    *,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Attribution]:
     """Explain images with one method for several targets, faster than one call of `explain` per target.
@@ -72,7 +78,7 @@ def explain_targets(
     asked = list(targets)
     if not asked:
         raise TargetError("the list of targets is empty; give at least one target")
-    return explain_all(model, images, method, asked, options)
+    return explain_all(model, images, method, asked, options, inputs)
 
 
 def explain_all(
@@ -81,6 +87,7 @@ def explain_all(
     method: str | ConfiguredMethod | None,
     targets: list[Any],
     options: dict[str, Any],
+    inputs: Mapping[str, Any] | None = None,
 ) -> list[Attribution]:
     """One attribution for each target."""
     if method is None and options:
@@ -97,11 +104,14 @@ def explain_all(
         return made
 
     if isinstance(images, engine.Trace):
+        if inputs is not None:
+            raise InputError("a trace has its own inputs: give them to Trace(model, images, inputs=…)")
         made = attributed(of_model(images, model), targets)
         warn_of(instead)
         return made
     wrapped = as_model(model)
-    listed = as_images(images, wrapped.channels)
+    listed = as_images(images, wrapped.channels, wrapped.frames)
+    travelling = as_inputs(wrapped, inputs, len(listed))
     targets = [each_of(target) for target in targets]
     for target in targets:
         if per_image(target) and len(target) != len(listed):
@@ -110,9 +120,9 @@ def explain_all(
     def run(part: slice) -> list[Attribution]:
         chosen = [target[part] if per_image(target) else target for target in targets]
         views = Views.of(listed[part], wrapped, part.start)
-        return attributed(Trace(wrapped, listed[part]), chosen, views)
+        return attributed(Trace(wrapped, listed[part], travelling.part(part)), chosen, views)
 
-    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed)
+    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed, travelling)
     about = "images" if declared is None else f"{declared.name}, images"
     parts = in_batches(run, len(listed), min(size, len(listed)), about)
     warn_of(instead)

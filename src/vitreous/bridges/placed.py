@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitreous.attribution import Attribution, spread
+from vitreous._support.spread import spread
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError
 from vitreous.images import pictures
 
@@ -71,7 +73,7 @@ def paths_of(found: Attribution) -> list[str | None]:
     return [found.views.told(i).get("path") for i in range(len(found))]
 
 
-def as_several(found: Attribution | Sequence[Attribution]) -> list[Attribution]:
+def as_several(found: Attribution | Sequence[Any]) -> list[Attribution]:
     several = [found] if isinstance(found, Attribution) else list(found)
     for one in several:
         if not isinstance(one, Attribution):

@@ -7,6 +7,8 @@ the key. It does not
     with i   in A = softmax over tokens of K, as linear attention has it: rows are channels
     with n   in A = softmax over channels of Q: columns are channels
     at all   in attention between channels: every token has a part in every entry
+
+Of an A that is no softmax (heads mixed, two softmaxes combined) the preference is Aᵢₙ − Aᵢₘ.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def attends_tokens(call: Attention, tokens: Tensor | None) -> bool | None:
     try:
         with torch.enable_grad():
             rows = call.rows([query, other_query])
-            logs = rows.clamp_min(torch.finfo(rows.dtype).tiny).log()  # [B H 2 M]
+            logs = rows if call.mixed else rows.clamp_min(torch.finfo(rows.dtype).tiny).log()  # [B H 2 M]
         first = places(logs[:, :, 0, key] - logs[:, :, 0, last], tokens)
         moved = places(logs[:, :, 1, key] - logs[:, :, 1, last], tokens)
         changed = places(logs[:, :, 0, other_key] - logs[:, :, 0, last], tokens)

@@ -134,7 +134,7 @@ def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
         trace, views = of_model(image, model), Views.of(image.images, image.model)
     else:
         wrapped = as_model(model)
-        listed = as_images(image, wrapped.channels)
+        listed = as_images(image, wrapped.channels, wrapped.frames)
         trace, views = Trace(wrapped, listed), Views.of(listed, wrapped)
     if len(trace) != 1:
         raise InputError(f"inspect {view} looks at one image at a time, not at {len(trace)}; call it for each")

@@ -48,6 +48,7 @@ class Origin:
             "input": {"size": list(self.size), "channels": model.channels, "dtype": str(model.dtype)[6:]},
             "preprocess": preprocess_of(model),
             "output": model.output,
+            **model.arguments.told,
             "versions": versions(model.library.PACKAGE),
         }
 

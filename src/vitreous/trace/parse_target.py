@@ -1,4 +1,4 @@
-"""Parse targets: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", or a list with one per image."""
+"""Parse targets: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", "cat@120,80", or a list, one per image."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vitreous.models.labels import ClassNames, fitting, suggest
 from vitreous.models.model import Model
 from vitreous.models.output import Form
 from vitreous.trace.concept import Concept, Text
+from vitreous.trace.located import parse_located
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, as_target, checked
 from vitreous.trace.text import embed_text
 
@@ -53,6 +54,8 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
     """Parse one string; `str(target)` parses to the same target."""
     if len(listed(text)) > 1:
         return parse(listed(text), model, outputs)
+    if "@" in text and model.form is not Form.VECTOR:
+        return parse_located(text, lambda part: parse_text(part, model, outputs), outputs)
     parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
     if len(parts) == 2 and parts[0]:
         return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
@@ -130,6 +133,9 @@ def find_class(text: str, model: Model) -> int | None:
 
 
 def unknown_class(text: str, model: Model) -> TargetError:
+    if "@" in text:
+        said = f"{text!r} is a place in the image, and {model.name} has {model.form.value}"
+        return TargetError(f"{said}; give a class without a place: {text.partition('@')[0]!r}")
     if not model.labels:
         return TargetError(
             f"unknown class {text!r}: {model.name} has no labels; give a class number, or load the model with labels"

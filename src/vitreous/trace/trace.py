@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,50 +12,43 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
-from vitreous.images.preprocess import refuse_infinite
+from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
-from vitreous.models.model import Model, capturing, later
+from vitreous.models.model import Model
+from vitreous.models.readers import reader_weights
+from vitreous.trace.batch import Batch
+from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
+from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 MOST_FORMED = 2**26  # numbers in one N×N matrix per layer and image
 
 
-class Trace:
+class Trace(Batch):
     """Access to the output, the attention of every layer, the read-out, gradients, and modified forward passes."""
 
-    def __init__(self, model: Model, images: Any) -> None:
-        self.model = model
-        self.images: Images = model.prepare(images)
-        self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
-        self.layout = model.layout_at(self.size)
+    def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
+        super().__init__(model, images, inputs)
+        self.frames = Frames(model, images)
+        self.layout = model.layout_at(self.extent, self.inputs)
+        self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
-        self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
-        self.autocast = torch.is_autocast_enabled(self.images.device.type)
         if not keeps_apart(self):
-            self.layout = model.alone_at(self.size)
+            self.layout = model.alone_at(self.extent, self.inputs)
         if self.layout.alone and len(self) > 1:
             said = f"{model.name} mixes the images of a batch, so a trace takes one image"
             raise InputError(f"{said}; vitreous.explain runs any number, one by one")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def refuse_infinite(self) -> None:
-        """Raise if an image on a GPU contains NaN or infinity; checked once, after the first forward pass."""
-        if self._sum is not None and not capturing(self.images):
-            refuse_infinite(self._sum())
-            self._sum = None
 
     # ------------------------------------------------------------------------------------------------- recording
 
@@ -77,7 +70,7 @@ class Trace:
         kept = self._record
         if not isinstance(kept, Finished) or kept.since > 0 or not kept.images.requires_grad:
             leaf = self.images.detach().clone().requires_grad_()
-            kept = self._record = self.run(leaf, Run.from_pixels())
+            kept = self._record = self.run(leaf, Run.from_pixels().of(range(len(self))))
         return kept
 
     @property
@@ -87,13 +80,20 @@ class Trace:
 
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
-        other = Trace(self.model, self.images)
-        other._record = self._record
+        other = self.like(self.images)
+        other._record, other.frames, other.layout, other.queries = self._record, self.frames, self.layout, self.queries
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
-        other = Trace(self.model, self.images[index : index + 1])
+        other = self.like(self.images[index : index + 1], [index])
+        other.frames, other.layout = self.frames.of(index), self.layout
+        other.queries = None if self.queries is None else self.queries[index : index + 1]
+        return other
+
+    def like(self, images: Images, rows: Sequence[int] | None = None, model: Model | None = None) -> Trace:
+        """A trace of other images, or of another model, with the inputs of the images `rows`; None: of all."""
+        other = Trace(model or self.model, images, self.inputs if rows is None else self.inputs.of_images(rows))
         other.autocast = self.autocast
         return other
 
@@ -103,7 +103,7 @@ class Trace:
         `seen`: also record the attention from there on, which costs a little more.
         """
         number = self.layer_number(layer)
-        if not self.layout.entries:
+        if not self.layout.entries or self.layout.entries[number] == HIDDEN:
             raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
@@ -131,21 +131,10 @@ class Trace:
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
         """A forward pass that a method makes in its own way, with the method's own records; made once per key."""
+        name = name if self.queries is None else f"{name}, queries {self.queries}"
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
-
-    def look(self, images: Images, how: Run) -> Finished | Stopped:
-        """A new forward pass, possibly stopped early."""
-        seen = perform(self.model, self.layout, images, how, self.autocast)
-        self.refuse_infinite()
-        return seen
-
-    def run(self, images: Images, how: Run) -> Finished:
-        """A new forward pass to the output."""
-        seen = self.look(images, how)
-        assert isinstance(seen, Finished), "a run to the output was stopped"
-        return seen
 
     @property
     def batch_axis(self) -> int:
@@ -178,7 +167,7 @@ class Trace:
     def formed(self, make: Callable[[Attention], Tensor]) -> tuple[Attention, ...]:
         """The same; if nothing is recorded yet and A is small, `make` computes O of every layer but the last."""
         layout, count = self.layout, len(self)
-        small = layout.tokens <= ROWS and layout.layers * count * layout.tokens**2 <= MOST_FORMED
+        small = layout.tokens <= ROWS and not layout.stages and layout.layers * count * layout.tokens**2 <= MOST_FORMED
         if self._record is None and small and not self.images.is_cuda and layout.calls == layout.layers:
             self._record = self.look(self.images, Run.to_last_attention(forms=Formed(make)))
         return self.attention
@@ -215,10 +204,12 @@ class Trace:
     def readout(self) -> Row:
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         layout = self.layout
+        if self.queries is not None and layout.readers:
+            return reader_weights(layout.readers, layout.tokens, self.queries).to(self.images.device)
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
-        return read_weights(layout.tokens, layout.readout, layout.share, self.images.device).expand(len(self), -1)
+        return read_weights(layout.read_places, layout.readout, layout.share, self.images.device).expand(len(self), -1)
 
     @property
     def joins(self) -> dict[int, Tensor]:
@@ -237,11 +228,11 @@ class Trace:
             return layer.rows(self.read_tokens)[:, :, 0]
         return layer.read(self.readout.to(layer.wide), self.read_tokens)
 
-    def map(self, values: Row) -> Map:
-        """Convert one value per token to a map."""
-        return self.layout.to_map(values)
+    def map(self, values: Row, layer: int = 0) -> Map:
+        """Convert one value per token (that enters a layer, where layers differ in their tokens) to a map."""
+        return self.layout.to_map(values, layer)
 
-    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B *frames h w D"]:
         """Arrange tokens [B N D] on the patch grid, without CLS and registers ([B h w D] is unchanged)."""
         found = self.layout.to_grid(tokens)
         if found is not None:
@@ -274,7 +265,7 @@ class Trace:
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
-        follower = Follower(self.layout.tokens)
+        follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
         if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)
@@ -298,7 +289,7 @@ class Trace:
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
-        return widen(tokens.movedim(self.batch_axis, 0))
+        return widen(tokens[None] if tokens.ndim == 2 else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""
@@ -308,7 +299,9 @@ class Trace:
         return self.kept("pixels", lambda: (self._from_pixels(self.images), None))[0]
 
     def _from_pixels(self, images: Images) -> Finished:
-        return self.run(images.detach().clone().requires_grad_(), self.least(Run.from_pixels()))
+        """Of one or more versions of the batch."""
+        leaf, rows = images.detach().clone().requires_grad_(), list(range(len(self))) * (len(images) // len(self))
+        return self.run(leaf, self.least(Run.from_pixels()).of(rows))
 
     def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
         """∂y/∂x at each of several versions of the batch, which share forward passes if small; fix the target first.
@@ -336,14 +329,4 @@ class Trace:
 
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
-        coarse = (
-            self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
-        )  # the same for every precision
-        odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
-        marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
-        return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
-
-
-def is_followed(record: Finished) -> bool:
-    """Whether the backward pass visits the attention of all layers."""
-    return record.leaf is not None and all(layer.followed for layer in record.layers)
+        return image_keys(self.images, seed)

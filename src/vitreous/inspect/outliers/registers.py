@@ -143,7 +143,7 @@ def registers(
         raise OptionError(f"most={most}: give at least 1")
     given = of_model(images, model) if isinstance(images, Trace) else None
     wrapped = as_model(model) if given is None else given.model
-    listed = as_images(images, wrapped.channels) if given is None else given.images
+    listed = as_images(images, wrapped.channels, wrapped.frames) if given is None else given.images
     first = Trace(wrapped, listed[:1])
     refuse_view(first, "registers")
     views = Views.of(listed, wrapped)

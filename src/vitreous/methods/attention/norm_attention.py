@@ -37,7 +37,7 @@ def norm_attention(
     numbers = list(range(trace.layout.layers)) if layer is None else [trace.layer_number(layer)]
     if residual:
         need_blocks(trace, "norm_attention with residual", "norm_attention without it, or rollout")
-    layers = record(trace, trace.images, numbers if residual else None)
+    layers = record(trace, range(len(trace)), numbers if residual else None)
     carried: Row = trace.readout.to(layers[numbers[0]].attention.wide)  # [B N]
     tokens = trace.read_tokens
     for number in reversed(numbers):

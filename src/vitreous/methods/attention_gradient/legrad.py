@@ -45,7 +45,8 @@ def legrad(
         """The forward pass for the images themselves, and with the rows of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
         with mode(trace, table_of(rules)) as ruled:
-            whole = trace.run(leaf, Run.from_pixels().extended(pooled))
+            rows = list(range(count)) * (1 + trace.layout.layers)
+            whole = trace.run(leaf, Run.from_pixels().extended(pooled).of(rows))
         return rows_of_run(whole, slice(count)), (whole, ruled)
 
     record, ruled = trace.kept(f"legrad, {pool}, {rules}", run)[1]
@@ -57,5 +58,5 @@ def legrad(
     maps = []
     for layer, grad in zip(record.layers, grads):
         pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i in layer.spans())  # [B H M]
-        maps.append(trace.map(pushed.mean(1) / layer.shape[2]))
+        maps.append(trace.map(pushed[:count].mean(1) / layer.shape[2]))
     return torch.stack(maps).mean(0)

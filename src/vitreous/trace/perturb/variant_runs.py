@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from vitreous.capture.attention import widen
 from vitreous.capture.capture import NORMS, SDPA, additive
 from vitreous.capture.narrowed_block import own_thread
-from vitreous.capture.unfused import PRODUCTS, TAG, Soft
+from vitreous.capture.unfused import PRODUCTS, SOFTMAX, TAG, Soft
 from vitreous.models.register_tokens import UNITS
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads
@@ -72,6 +72,8 @@ class Lean(TorchFunctionMode):
             return self.attend(func, *args, **kwargs)
         if func in PRODUCTS:
             return func(*self.forget(args), **{name: self.forget((value,))[0] for name, value in kwargs.items()})
+        if func in SOFTMAX and self.gone is not None and self.layout.mixed:
+            return self.without(func(*args, **kwargs))
         if func is F.linear or func in NORMS:
             return self.once(func, args, kwargs)
         if func is F.conv2d and self.seen == 0 and len(args[0]) == 1:
@@ -121,6 +123,13 @@ class Lean(TorchFunctionMode):
             for a in args
         )
 
+    def without(self, weights: Tensor) -> Tensor:
+        """A softmax over all tokens without the dropped ones, before it is changed."""
+        if weights.ndim < 3 or weights.shape[-1] != self.tokens:
+            return weights
+        wide = widen(weights) * self.keys(weights.ndim, len(weights), torch.float32).exp()
+        return (wide / wide.sum(-1, keepdim=True)).to(weights.dtype)
+
     def forgotten(self, a: Any, soft: Soft | None) -> Any:
         if soft is None:
             return a
@@ -133,6 +142,8 @@ class Lean(TorchFunctionMode):
         wide = widen(weights)
         sunk = 1 - wide.sum(-1, keepdim=True) if soft.part else 0.0  # what a sink takes
         wide = wide * self.keys(a.ndim, len(a), torch.float32).exp()
+        if soft.mixed:  # its softmaxes sum to one; what they are changed to may have any sum
+            return wide.to(a.dtype)
         found = (wide / (wide.sum(-1, keepdim=True) + sunk)).to(a.dtype)
         return found.mT if soft.turned else found
 

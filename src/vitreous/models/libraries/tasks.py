@@ -1,0 +1,41 @@
+"""What a network of transformers is for, as the name of its class tells."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+DETECTOR = "ObjectDetection"
+TASKS = ("Classification", "Segmentation", "DepthEstimation", DETECTOR)  # of images, or of each of their places
+QUERIES = ("UniversalSegmentation", "MaskFormerForInstanceSegmentation")  # classes, weighed by the masks of queries
+
+
+def is_classifier(made: str) -> bool:
+    """Whether its outputs are classes, or values, that can be explained."""
+    return any(task in made for task in TASKS)
+
+
+def meaning_of(net: nn.Module, made: str) -> str | None:
+    """What its outputs mean; None if the name does not tell."""
+    if DETECTOR in made:
+        return meaning_of_queries(net)
+    if "DepthEstimation" in made:
+        return "value"
+    if made.startswith("Sam") and made.endswith("Model"):  # each mask by itself
+        return "sigmoid"
+    return "softmax" if made.endswith(QUERIES) else None
+
+
+def meaning_of_queries(net: nn.Module) -> str:
+    """Of a detector: with one score more than classes, the last one that of "no object", they exclude each other."""
+    classes = getattr(getattr(net, "config", None), "num_labels", -1)
+    scores = [getattr(part, "out_features", None) for name, part in net.named_modules() if "class" in name]
+    return "logits" if classes + 1 in scores else "sigmoid"
+
+
+def stretches(net: Any) -> bool:
+    """Whether its forward pass takes the option to stretch its positions to another size."""
+    takes = inspect.signature(net.forward).parameters.values()
+    return any(one.name == "interpolate_pos_encoding" or one.kind is one.VAR_KEYWORD for one in takes)
