@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -113,3 +116,18 @@ def built(kind: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa"
         if weight.ndim > 1:
             nn.init.normal_(weight, std=0.08 if "embed" in name else 0.25)
     return net
+
+
+@cache
+def saved(kind: str) -> Path:
+    """A LLaVA with its processor, as a folder."""
+    folder = Path(mkdtemp(prefix=f"{kind}-"))
+    size = {"height": SIDE, "width": SIDE}
+    template = "{% for m in messages %}{% for c in m.content %}{{ '<image> ' if c.type == 'image' else c.text }}"
+    template += "{% endfor %}{% endfor %} it there"
+    more = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    pixels = tr.CLIPImageProcessor(size=size, crop_size=size)
+    made = tr.LlavaProcessor(pixels, tokenizer(), chat_template=template, **more)
+    built(kind).save_pretrained(folder)
+    made.save_pretrained(folder)
+    return folder
