@@ -38,6 +38,7 @@ class Layout:
     added: tuple[int, ...] = ()  # tokens that `vitreous.with_registers` added
     numbers: tuple[int, ...] | None = None  # the attention calls that are layers; None: all over as many tokens
     pool: int | None = None  # the attention call that is the pool
+    foreign: tuple[int, ...] = ()  # the attention calls over other inputs than the image, such as a second image
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read
     layers: int = 0  # how many there are

@@ -46,7 +46,7 @@ def find_layout(model: Network, size: tuple[int, int], given: Layout | None = No
 def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
-    flow = DataFlow(output, [call.node for call in seen.calls])
+    flow = DataFlow(output, [call.node for call in seen.calls], seen.images)
     linear = survey.classifier is not None and survey.classifier[1] is output
     ends = [output, survey.classifier[0]] if linear and survey.classifier is not None else [output]
     found = replace(read_geometry(model, seen, flow, ends, size, given), linear_output=linear)
@@ -76,7 +76,7 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    read = flow.read() if flow.known else list(range(len(seen.calls)))
+    read = [i for i in flow.read() if flow.of_leaf(i)] if flow.known else list(range(len(seen.calls)))
     chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
     first = seen.calls[read[0]] if read else None
@@ -86,7 +86,8 @@ def read_geometry(
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
     if numbers:
-        found = replace(found, numbers=tuple(numbers))
+        foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
+        found = replace(found, numbers=tuple(numbers), foreign=tuple(foreign))
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])

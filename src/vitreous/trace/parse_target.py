@@ -13,6 +13,7 @@ from vitreous.errors import TargetError
 from vitreous.models.labels import ClassNames, fitting, suggest
 from vitreous.models.model import Model
 from vitreous.trace.concept import Concept, Text
+from vitreous.trace.pairs import Like
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, as_target, checked
 from vitreous.trace.text import embed_text
 
@@ -48,12 +49,12 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
     """Parse one string; `str(target)` parses to the same target."""
     if len(listed(text)) > 1:
         return parse(listed(text), model, outputs)
-    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
+    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron|like):)", text)
     if len(parts) == 2 and parts[0]:
         return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
     kind, colon, rest = text.partition(":")
     kind = kind.lower()
-    if colon and kind in ("text", "concept", "neuron"):
+    if colon and kind in ("text", "concept", "neuron", "like"):
         return parse_kind(kind, rest.strip(), model, outputs)
     for find in (find_written, find_named, find_class):  # whole names first, then parts of names
         found = parse_plain(text, model, outputs, find) or parse_contrast(text, model, outputs, find)
@@ -98,6 +99,8 @@ def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
         return Text(rest, embed_text(model, rest))
     if kind == "concept":
         return Concept.find(rest, model)
+    if kind == "like":
+        return Like.to_file(model, rest)
     if not rest.isdigit():
         raise TargetError(f"neuron:{rest}: {rest!r} is not a number")
     return Neuron(checked(int(rest), outputs, "neuron"))
