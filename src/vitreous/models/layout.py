@@ -44,6 +44,7 @@ class Layout:
     readers: Readers = ()  # of a detector: the tokens that each of its queries reads
     decoder: Decoder | None = None  # of a detector: what its queries read the tokens through
     pool: int | None = None  # the attention call that is the pool
+    foreign: tuple[int, ...] = ()  # the attention calls over other inputs than the image, such as a second image
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read
     layers: int = 0  # how many there are

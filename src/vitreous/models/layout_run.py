@@ -21,7 +21,7 @@ from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of, find_decoder, of_image
+from vitreous.models.decoder import entry_of, find_decoder
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -62,7 +62,7 @@ def find_layout(model: Network, size: Extent, given: Layout | None = None) -> tu
 def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
-    flow = DataFlow(output, [call.node for call in seen.calls])
+    flow = DataFlow(output, [call.node for call in seen.calls], seen.images)
     linear = survey.classifier is not None and survey.classifier[1] is output
     ends = [output, survey.classifier[0]] if linear and survey.classifier is not None else [output]
     found = replace(read_geometry(model, seen, flow, ends, size, given), linear_output=linear)
@@ -97,10 +97,11 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    read = flow.read() if flow.known else list(range(len(seen.calls)))
-    chain, decoder = one_chain(read, seen, flow, ends), None
-    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in read}) > 1):
-        read, decoder = find_decoder(seen, flow, read) or (of_image(seen, read), None)
+    every = flow.read() if flow.known else list(range(len(seen.calls)))
+    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
+    chain = one_chain(read, seen, flow, ends)
+    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
+        read, decoder = find_decoder(seen, flow, every) or (read, None)
         chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
     first = seen.calls[read[0]] if read else None
@@ -112,7 +113,8 @@ def read_geometry(
     if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
         obstacle = replace(obstacle, said=SAMPLED)
     if numbers:
-        found = replace(found, numbers=tuple(numbers), decoder=decoder)
+        foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
+        found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])

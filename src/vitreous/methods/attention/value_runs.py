@@ -193,7 +193,7 @@ def record(
         if projections:
             stack.enter_context(readers)
         stack.enter_context(seen)
-        trace.model.run(images, trace.inputs.rows(rows))
+        trace.model.run(images, *([trace.inputs.rows(rows)] if trace.inputs else []))
     calls = [call for call in seen.calls if layout.is_layer(call, len(images))]
     if not calls:
         raise trace.no_layers()

@@ -44,6 +44,11 @@ def one_gone(trace: Trace, left: Left) -> Gone:
     return left[:, None] == torch.arange(trace.layout.tokens, device=left.device)
 
 
+def gone_of(trace: Trace, keep: Kept) -> Gone:
+    """The tokens that are not kept."""
+    return torch.ones(len(keep), trace.layout.tokens, dtype=torch.bool, device=keep.device).scatter_(1, keep, False)
+
+
 class Lean(TorchFunctionMode):
     """A mode that runs a model on variants of one image, computes shared results once and skips dropped tokens.
 
@@ -65,6 +70,7 @@ class Lean(TorchFunctionMode):
         self.tokens = tokens or trace.layout.tokens
         self.late = late_keys(trace.layout) if self.gone is not None else {}
         self.seen = 0  # layers
+        self.calls = -1  # attention calls
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -99,7 +105,7 @@ class Lean(TorchFunctionMode):
     ) -> Tensor:
         """Attention with the dropped tokens masked."""
         mask = kw.pop("attn_mask", mask)
-        if k.shape[-2] != self.tokens and k.shape[-2] not in self.late:
+        if not self.mine() or (k.shape[-2] != self.tokens and k.shape[-2] not in self.late):
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
         if self.left is not None and mask is None and not rest and all(one_image(t) for t in (q, k, v)):
             parts = self.common(lambda: ways(widen(q[:1]), widen(k[:1]), widen(v[:1]), kw.get("scale")))
@@ -110,6 +116,11 @@ class Lean(TorchFunctionMode):
             mask = hidden if mask is None else mask + hidden
         self.seen += q.shape[-2] == self.tokens or k.shape[-2] in self.late
         return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
+
+    def mine(self) -> bool:
+        """Whether the next attention is over tokens of the image, not over another input."""
+        self.calls += 1
+        return self.calls not in self.layout.foreign
 
     def keys(self, ndim: int, rows: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """−∞ for every dropped key, in the axes of the attention scores; `count`: of keys, if others come late."""
@@ -131,13 +142,14 @@ class Lean(TorchFunctionMode):
     def without(self, weights: Tensor) -> Tensor:
         """A softmax over all tokens without the dropped ones, before it is changed."""
         count = weights.shape[-1]
-        if weights.ndim < 3 or (count != self.tokens and count not in self.late):
+        foreign = self.calls + 1 in self.layout.foreign
+        if foreign or weights.ndim < 3 or (count != self.tokens and count not in self.late):
             return weights
         wide = widen(weights) * self.keys(weights.ndim, len(weights), torch.float32, count).exp()
         return (wide / wide.sum(-1, keepdim=True)).to(weights.dtype)
 
     def forgotten(self, a: Any, soft: Soft | None) -> Any:
-        if soft is None:
+        if soft is None or not self.mine():
             return a
         weights = a.mT if soft.turned else a
         count = weights.shape[-1]
