@@ -19,8 +19,9 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import AtEntries, Entry, Unfrozen
-from vitreous.capture.capture import PRODUCTS, Capture
+from vitreous.capture.capture import Capture
 from vitreous.capture.survey import Met
+from vitreous.capture.unfused import PRODUCTS
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.slot_tokens import Pairs, centres, numbered, rows_of, slots_of_tokens, tokens_of_slots
 from vitreous.models.stages import Rows, Slots, Stage, covered, scale_of
@@ -279,8 +280,9 @@ def place_tokens(
 
 def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[Entry, Tensor]:
     """The tokens of a run in which attention mixes no tokens, in its graph."""
+    entered = Entered()
     with model.still() as still, torch.inference_mode(False), torch.enable_grad(), Unfrozen():
-        with Unmixed(steps, still.names, len(image)), Entered() as entered:
+        with Unmixed(steps, still.names, len(image)), entered:
             model.run(image)
     return entered.tokens
 
@@ -318,11 +320,12 @@ def cells_at(centre: Tensor, fine: Grid, grid: Grid) -> Tensor | None:
     row, column = (place - phase - (place - phase).amin(1, keepdim=True).round()).round().long()
     cell = row * grid[1] + column
     by_row = torch.arange(math.prod(grid))
-    order = cell.argsort()
-    if (column < grid[1]).all() and cell[order].equal(by_row):
+    order: Tensor = cell.argsort()
+    if bool((column < grid[1]).all()) and cell[order].equal(by_row):
         return order
     off = [off_line(*one) for one in zip(place, (by_row // grid[1], by_row % grid[1]))]
-    return by_row if (torch.stack(off).amax(0) < NEAR).double().mean() > MOST else None
+    near = (torch.stack(off).amax(0) < NEAR).double().mean()
+    return by_row if float(near) > MOST else None
 
 
 def off_line(place: Tensor, line: Tensor) -> Tensor:
