@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import typer
 
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
-from vitreous.cli.arguments import Settings, pick_methods
+from vitreous.cli.alike import Plan, explain_alike
+from vitreous.cli.arguments import Beside, Settings, pick_methods
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
 from vitreous.cli.results import (
     BATCH,
@@ -28,23 +28,16 @@ from vitreous.cli.results import (
 )
 from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
+from vitreous.images.beside import read_inputs
+from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
-from vitreous.trace.apply import images_at_once
+from vitreous.trace.apply import as_inputs, images_at_once
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import Top
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The methods and their options."""
-
-    methods: list[Method]  # empty: the default, which depends on the model
-    everything: bool  # --method all: methods that do not work on this model are skipped
-    values: dict[str, dict[str, Any]]
 
 
 def run(
@@ -54,6 +47,7 @@ def run(
     methods: str | None,
     target: str | None,
     settings: Settings,
+    beside: Beside,
     limit: int | None,
     out: Path,
     formats: tuple[str, ...],
@@ -67,6 +61,10 @@ def run(
     if folder != out and NUMBERS in formats:
         kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
     model = load()
+    if beside.like is not None:
+        own = found.names[found.files[0]] if folder != out else None
+        explain_alike(model, plan, found.files, beside, target, folder, kinds, overwrite, as_json, own)
+    given = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
@@ -81,7 +79,8 @@ def run(
                 work([one])
 
     def explain_pictures(batch: Batch) -> None:
-        trace = Trace(model, [picture.image for _, picture in batch])
+        numbers = [found.files.index(file) for file, _ in batch]
+        trace = Trace(model, [picture.image for _, picture in batch], given and given.of_images(numbers))
         grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
@@ -99,6 +98,15 @@ def run(
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, writer, as_json)
     raise typer.Exit(summary.code)
+
+
+def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:
+    """What the network gets beside the images; the model then knows of what kind it is."""
+    if file is None:
+        return None
+    given = as_inputs(model, read_inputs(file, images), images)
+    model.arguments.sample(given)
+    return given
 
 
 def make_plan(methods: str | None, settings: Settings) -> Plan:
