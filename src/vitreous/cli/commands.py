@@ -13,6 +13,7 @@ from vitreous.cli.arguments import (
     AsJson,
     Backbone,
     Bands,
+    Beside,
     Cells,
     Choice,
     DataSet,
@@ -62,6 +63,7 @@ def explain(
     methods: OneOrMoreMethods = None,
     options: SetOption = None,
     target: Targets = None,
+    beside: Beside,
     cells: Cells = False,
     place: PlaceOfImages,
 ) -> None:
@@ -76,6 +78,7 @@ def explain(
             methods=methods,
             target=target,
             settings=parse_settings(options or []),
+            beside=beside,
             limit=place.limit,
             out=place.out,
             formats=place.formats,

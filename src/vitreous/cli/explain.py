@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from PIL import Image
 
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
-from vitreous.cli.arguments import Settings, pick_methods
+from vitreous.cli.alike import Plan, explain_alike
+from vitreous.cli.arguments import Beside, Settings, pick_methods
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
 from vitreous.cli.results import (
     BATCH,
@@ -29,24 +29,17 @@ from vitreous.cli.results import (
 )
 from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
+from vitreous.images.beside import read_inputs
+from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
-from vitreous.trace.apply import images_at_once, is_aimed, read_target
+from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_target
 from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.types import Box
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The methods and their options."""
-
-    methods: list[Method]  # empty: the default, which depends on the model
-    everything: bool  # --method all: methods that do not work on this model are skipped
-    values: dict[str, dict[str, Any]]
 
 
 def run(
@@ -56,6 +49,7 @@ def run(
     methods: str | None,
     target: str | None,
     settings: Settings,
+    beside: Beside,
     limit: int | None,
     out: Path,
     formats: tuple[str, ...],
@@ -69,6 +63,10 @@ def run(
     if folder != out and NUMBERS in formats:
         kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
     model = load()
+    if beside.like is not None:
+        own = found.names[found.files[0]] if folder != out else None
+        explain_alike(model, plan, found.files, beside, target, folder, kinds, overwrite, as_json, own)
+    given = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
@@ -84,7 +82,8 @@ def run(
                 work([one])
 
     def explain_pictures(batch: Batch) -> None:
-        trace = Trace(model, [picture.image for _, picture in batch])
+        numbers = [found.files.index(file) for file, _ in batch]
+        trace = Trace(model, [picture.image for _, picture in batch], given and given.of_images(numbers))
         grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
@@ -110,6 +109,15 @@ def keeps_shapes(model: Model) -> bool:
         return False
     wide, high = (model.preprocess(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
     return wide != high
+
+
+def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:
+    """What the network gets beside the images; the model then knows of what kind it is."""
+    if file is None:
+        return None
+    given = as_inputs(model, read_inputs(file, images), images)
+    model.arguments.sample(given)
+    return given
 
 
 def make_plan(methods: str | None, settings: Settings) -> Plan:

@@ -145,8 +145,8 @@ def embeddings(model: Model, images: Any, inputs: Inputs | None = None) -> Itera
     from vitreous.trace.trace import Trace
 
     given = Inputs(len(images)) if inputs is None else inputs
-    model.arguments.sample(given)
-    size = batch_size(model.layout.footprint[0], model.device, BATCH)
+    seen = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
+    size = batch_size(model.layout_at(seen, given).footprint[0], model.device, BATCH)
     for start in range(0, len(images), size):
         part = slice(start, start + size)
         trace = Trace(model, images[part], given.part(part) if given else None)

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from vitreous.errors import InputError, OptionError, TargetError
+from vitreous.evaluation.leaderboard import show_inputs
 from vitreous.evaluation.study.kind import Kind
+from vitreous.images.beside import Arrays
 from vitreous.images.dataset import Data
 from vitreous.images.samples import Sample
 from vitreous.metrics.case import no_target
@@ -67,6 +69,7 @@ class Shard:
     first: int  # the number of its first image
     samples: Sequence[Sample]
     shown: frozenset[int]  # numbers of images whose photo is kept
+    inputs: Arrays | None = None  # what a network gets beside each image
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -135,6 +138,7 @@ def plan(
     origins: dict[str, Any] = {}
     for source in sources:
         model = source.load(device)
+        show_inputs(model, data)
         notes += [note for note in model.notes if note not in notes] + kind.check(model)
         check_targets(kind, model, data, targets)
         batch = batch or images_at_once(model)
@@ -188,6 +192,7 @@ def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
             first,
             data.columns[first : first + size],
             frozenset(n for n in shown if first <= n < first + size),
+            data.beside(range(first, min(first + size, count))),
         )
         for i, first in enumerate(range(0, count, size))
     ]
@@ -222,7 +227,7 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     """Raise if a target does not exist on this model."""
     if not kind.targeted:
         return
-    trace = Trace(model, torch.zeros(1, model.channels, *model.size))
+    trace = Trace(model, torch.zeros(1, model.channels, *model.size), data.beside([0]))
     for target in targets:
         if target in (None, "label"):
             if not trace.classifies:
