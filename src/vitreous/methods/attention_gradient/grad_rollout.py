@@ -44,8 +44,8 @@ def grad_rollout(
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        carried = carried + joins[left] if left in joins else carried
         stage = trace.layout.stage(left)
+        carried = stage.joined(carried, joins[left]) if left in joins else carried
         if trace.layout.stages:
             row = stage.gather(carried)
             if discard > 0:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 TASKS = ("Classification", "Segmentation", "DepthEstimation")  # of images, or of each of their places
 QUERIES = ("UniversalSegmentation", "MaskFormerForInstanceSegmentation")  # classes, weighed by the masks of queries
 
+PROMPTED = re.compile(r"Sam\w{0,2}Model")  # masks for a point or a box
+
 
 def is_classifier(made: str) -> bool:
     """Whether its outputs are classes, or values, that can be explained."""
-    return any(task in made for task in TASKS)
+    return any(task in made for task in TASKS) or PROMPTED.fullmatch(made) is not None
 
 
 def meaning_of(made: str) -> str | None:
     """What its outputs mean; None if the name does not tell."""
     if "DepthEstimation" in made:
         return "value"
-    if made.startswith("Sam") and made.endswith("Model"):  # each mask by itself
+    if PROMPTED.fullmatch(made):  # each mask by itself
         return "sigmoid"
     return "softmax" if made.endswith(QUERIES) else None
 
