@@ -55,6 +55,7 @@ from .registry import metric as metric
 from .trace.concept import Concept as Concept
 from .trace.concept import Text as Text
 from .trace.cuda_graphs import replay as replay
+from .trace.detection import Detection as Detection
 from .trace.region import Region as Region
 from .trace.target import Class as Class
 from .trace.target import Contrast as Contrast

@@ -24,6 +24,7 @@ from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, is_aimed, refuse, refuse_empty
+from vitreous.trace.detection import Detected, detected_shares
 from vitreous.trace.parse_target import listed
 from vitreous.trace.region import Placed, placed_shares
 from vitreous.trace.target import Target
@@ -32,7 +33,7 @@ from vitreous.trace.views import Views
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 
-PER_IMAGE = ("targets", "labels", "probabilities", "sources")
+PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "sources")
 MODEL = ("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions")
 
 
@@ -52,6 +53,7 @@ class Attribution:
     box: Box | None = None  # the part of the image that the maps cover; None: all of it
     labels: tuple[str | None, ...] = ()  # the name of each image's target
     probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
+    boxes: tuple[Box | None, ...] = ()  # of a detector: the box of each image's query
     sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
     made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
 
@@ -114,6 +116,7 @@ class Attribution:
             "targets": list(self.targets),
             "labels": list(self.labels),
             "probabilities": list(self.probabilities),
+            **({"boxes": list(self.boxes)} if self.boxes else {}),
             "model": self.model,
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
@@ -147,12 +150,14 @@ class Attribution:
     def overlay(self, image: Any = None, *, index: int = 0, cells: bool = False) -> Image.Image:
         """Draw one map over its image, cropped to what the model saw; `cells` shows the patches without smoothing."""
         from vitreous.plot.colour import is_control, is_level, limits
+        from vitreous.plot.outline import outlined
         from vitreous.plot.overlay import overlay
 
         values, control = self.map[index].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
         shown = self.view(image, index)
-        return overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        return outlined(drawn, self.boxes[index] if self.boxes else None)
 
     def save(self, path: str | Path) -> Path:
         """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
@@ -188,6 +193,7 @@ class Attribution:
             targets=tuple(targets),
             labels=tuple(told.get("labels", ())),
             probabilities=tuple(told.get("probabilities", ())),
+            boxes=tuple(tuple(box) for box in told.get("boxes", ())),
             version=told["vitreous"],
             box=None if told.get("box") is None else tuple(told["box"]),
             sources=tuple(told.get("sources") or ({"name": image} for image in told["images"])),
@@ -331,6 +337,8 @@ def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str
     each = [fixed.of_image(index).single() for index in range(len(trace))]
     if all(isinstance(one, Placed) for one in each):
         return placed_shares([one for one in each if isinstance(one, Placed)], output, model)
+    if all(isinstance(one, Detected) for one in each):
+        return detected_shares([one for one in each if isinstance(one, Detected)], output, model)
     numbers = [number for one in each for number in one.class_numbers(1) or ()]
     if len(numbers) < len(each) or not trace.classifies:
         return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from PIL import Image
 
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
@@ -31,11 +32,12 @@ from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
-from vitreous.trace.apply import images_at_once
+from vitreous.trace.apply import images_at_once, is_aimed, read_target
+from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import Top
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
+from vitreous.types import Box
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def run(
     model = load()
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
-    size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
+    one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
+    size = 1 if one_by_one else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
         try:
@@ -95,10 +98,18 @@ def run(
 
     with Writer(summary, Form(kinds, overwrite, cells, indexed=folder == out)) as writer:
         work_through(found.files, summary, size, work, stopped, as_json, writer.finish)
-    if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
+    if target is not None and plan.methods and not any(is_aimed(model, m) for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, writer, as_json)
     raise typer.Exit(summary.code)
+
+
+def keeps_shapes(model: Model) -> bool:
+    """Whether its preprocessing keeps the shape of images, as that of detectors does, so that they fit no batch."""
+    if model.channels != 3:
+        return False
+    wide, high = (model.preprocess(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
+    return wide != high
 
 
 def make_plan(methods: str | None, settings: Settings) -> Plan:
@@ -121,9 +132,11 @@ def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Vi
         if instead is not None:
             summary.notes[instead] = None
         return [[one] for one in made[: None if made[0].target is not None else 1]]
-    if not any(one.targeted for one in plan.methods):
+    aimed = [is_aimed(trace.model, one) for one in plan.methods]
+    if not any(aimed):
         trace.whole()  # the figure shows the best classes, so the forward pass must reach the output
-    columns = [attempt(trace, one, targets if one.targeted else None, plan, views, summary) for one in plan.methods]
+    asked = [targets if by_target else None for by_target in aimed]
+    columns = [attempt(trace, one, some, plan, views, summary) for one, some in zip(plan.methods, asked)]
     return [list(row) for row in zip_longest(*columns)]
 
 
@@ -169,9 +182,8 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
     """The target of each row of the figure for one image."""
     if targets is None and not trace.classifies:
         return []
-    asked = targets or []
-    chosen = [parse(text, trace.model, trace.output.shape[1]) for text in asked] or [Top(1)]
-    return [target.title(trace.model, trace.output, index) for target in chosen]
+    asked: Sequence[str | None] = targets or [None]
+    return [read_target(trace, one).title(trace.model, trace.output, index) for one in asked]
 
 
 def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
@@ -179,9 +191,23 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
     if not trace.classifies:
         return []
     model = trace.model
+    if model.detections is not None:
+        return [told_detection(trace, index, *one) for one in best_detections(trace.output[index], model, count)]
     what = ("output", "value") if model.meaning is Meaning.VALUE else ("class", "probability")
     found = model.meaning.best(trace.output[index], count)
     return [{what[0]: number, "label": model.label(number), what[1]: share} for number, share in found]
+
+
+def told_detection(trace: Trace, index: int, cls: int, query: int, share: float, box: Box) -> dict[str, Any]:
+    """One detection; its box is left, top, right, bottom in pixels of the image, where that is known."""
+    told = {"class": cls, "label": trace.model.label(cls), "probability": share, "query": query}
+    seen = trace.frames[index].seen
+    if seen is None:
+        return told
+    (left, top, right, bottom), (y0, x0, y1, x1) = seen, box
+    wide, high = right - left, bottom - top
+    sides = (left + x0 * wide, top + y0 * high, left + x1 * wide, top + y1 * high)
+    return {**told, "box": [round(side, 1) for side in sides]}
 
 
 # ----------------------------------------------------------------------------------------------------- printing results

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
 from vitreous.capture.attention_backward import Entry
+from vitreous.models.decoder import Decoder
+from vitreous.models.readers import Readers
 from vitreous.models.stages import PLAIN, Stage
 from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
@@ -38,6 +40,8 @@ class Layout:
     columns: tuple[Span, ...] = ()
     added: tuple[int, ...] = ()  # tokens that `vitreous.with_registers` added
     numbers: tuple[int, ...] | None = None  # the attention calls that are layers; None: all over as many tokens
+    readers: Readers = ()  # of a detector: the tokens that each of its queries reads
+    decoder: Decoder | None = None  # of a detector: what its queries read the tokens through
     pool: int | None = None  # the attention call that is the pool
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read

@@ -21,8 +21,11 @@ from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
+from vitreous.models.decoder import entry_of, find_decoder, of_image
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
+    SAMPLED,
+    UNREAD,
     Obstacle,
     find_obstacle,
     layer_numbers,
@@ -31,6 +34,8 @@ from vitreous.models.obstacles import (
     several_reads,
     unlike,
 )
+from vitreous.models.output import Form
+from vitreous.models.readers import find_readers
 from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places
@@ -70,6 +75,9 @@ def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) 
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
     found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=output.ndim != 4)  # else, by place
+    if model.form is Form.DETECTIONS and found.decoder is None:
+        readers = find_readers(output, last.node, last.fold)
+        found = replace(found, readers=readers or (), obstacle=None if readers else UNREAD)
     if met is None:
         return found, kept
     with torch.no_grad():
@@ -87,7 +95,10 @@ def read_geometry(
     """Everything but the read-out."""
     survey = seen.survey
     read = flow.read() if flow.known else list(range(len(seen.calls)))
-    chain = one_chain(read, seen, flow, ends)
+    chain, decoder = one_chain(read, seen, flow, ends), None
+    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in read}) > 1):
+        read, decoder = find_decoder(seen, flow, read) or (of_image(seen, read), None)
+        chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
@@ -95,8 +106,10 @@ def read_geometry(
     obstacle, numbers, pool = (
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
+    if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
+        obstacle = replace(obstacle, said=SAMPLED)
     if numbers:
-        found = replace(found, numbers=tuple(numbers))
+        found = replace(found, numbers=tuple(numbers), decoder=decoder)
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])
@@ -116,7 +129,7 @@ def read_geometry(
         found,
         blocks=blocks if seen.blocks.run_once(blocks) else (),
         layers=len(ways),
-        entries=tuple(met.entry for met in ways if met) if all(ways) else (),
+        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
         sequence_first=any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
@@ -128,7 +141,8 @@ def read_geometry(
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
-    return replace(found, pooled=pooled, pool=pool, calls=None if pooled else layers[-1] + 1)
+    early = not pooled and decoder is None
+    return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:

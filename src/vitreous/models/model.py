@@ -19,7 +19,8 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
 from vitreous.images.preprocess import Preprocess
-from vitreous.models.facts import Facts, facts_of
+from vitreous.models.detected import Detections, describe
+from vitreous.models.facts import Facts, facts_of, is_int8
 from vitreous.models.failures import why_failed
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
@@ -80,6 +81,7 @@ class Model:
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
         self.form = Form.VECTOR  # how its output is laid out; known after the first run
+        self.detections: Detections | None = None  # of a detector: how its scores are read; known after the first run
         self.spec: str | None = None  # its source and name; set by `load`, as are the next two
         self.weights: tuple[Path, ...] = ()  # the files that its weights came from
         self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
@@ -163,8 +165,8 @@ class Model:
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
         if self.classifier is None:
-            shown = self.form is Form.DENSE or (self._ending is not None and self._ending.classifies)
-            self.classifier = layout.linear_output or shown
+            shows = self.form is not Form.VECTOR or (self._ending is not None and self._ending.classifies)
+            self.classifier = layout.linear_output or shows
         return self.classifier
 
     @property
@@ -176,6 +178,8 @@ class Model:
             size, layout = next(iter(self._layouts.items()), None) or (self.size, self.layout)
             if self._ending is None:
                 self.run(noise_images(self, size))
+            if self.detections is not None:
+                return self.detections.meaning
             assert self._ending is not None
             told = self.library.meaning(self.module)
             self._meaning = decide(self._ending, self.classifies(layout), told, self._named)
@@ -216,7 +220,8 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
+            sizes = [tuple(x.shape[1:]) for x in ready]
+            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
@@ -253,6 +258,8 @@ class Model:
         try:
             laid = lay_out(self._call(images), self.name, self._mean, (images.shape[-2], images.shape[-1]))
             output, self.outputs, self.form = laid.values, laid.classes, laid.form
+            if self.form is Form.DETECTIONS:
+                return self._detected(output)
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
             return output
@@ -260,6 +267,13 @@ class Model:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
             raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
+
+    def _detected(self, output: Tensor) -> Tensor:
+        if self.detections is None:
+            told = self.library.meaning(self.module)
+            self.detections = describe(output.shape[-1] - 4, self.output, self.labels, told, self.name)
+        self.outputs, self._meaning = self.detections.classes, self.detections.meaning
+        return output
 
     def _call(self, images: Images) -> Any:
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
@@ -310,15 +324,6 @@ class Still:
     hooked: bool  # someone has hooked into it, so that every run must go to its end
 
 
-def is_int8(net: nn.Module) -> bool:
-    """Whether torch quantised its weights: its kernels for them have no backward."""
-    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
-
-
-def is_quantised(module: Any) -> bool:
-    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
-
-
 def unwrap(net: nn.Module) -> nn.Module:
     """The network inside torch.compile and DataParallel."""
     inner = getattr(net, "_orig_mod", None)
@@ -330,18 +335,6 @@ def unwrap(net: nn.Module) -> nn.Module:
 def capturing(images: Tensor) -> bool:
     """Is a graph being recorded, so that nothing may be asked of the GPU?"""
     return images.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def later(value: Tensor) -> Callable[[], Tensor]:
-    """What a GPU computes, to be asked for when it has got more to do: nothing behind it is waited for."""
-    copied, there = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    there.record()
-
-    def ask() -> Tensor:
-        there.synchronize()
-        return copied
-
-    return ask
 
 
 def is_compiled(module: nn.Module) -> bool:

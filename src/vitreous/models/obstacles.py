@@ -18,6 +18,9 @@ from vitreous.models.layout import Layout, Read
 from vitreous.models.survey_run import Seen, gradient
 from vitreous.models.token_places import Places
 
+SAMPLED = "reads its tokens at points between them (deformable attention), so that there is no attention between tokens"
+UNREAD = "has queries that read no tokens of their own"
+
 
 @dataclass(frozen=True)
 class Obstacle:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitreous.errors import ModelError, one_of
 from vitreous.models.dense import as_places, find_places, is_plane
+from vitreous.models.detections import read_detections
 from vitreous.models.failures import how_to_read
 from vitreous.models.libraries import find_output
 from vitreous.types import Output
@@ -257,6 +258,9 @@ def lay_out(raw: Any, name: str, mean: bool = False, size: tuple[int, int] | Non
     if isinstance(raw, Laid):
         return raw
     if isinstance(raw, Mapping):
+        detections = read_detections(raw)
+        if detections is not None:
+            return Laid(detections, Form.DETECTIONS)
         places = find_places(raw)
         found = places if places is not None else find_output(raw, mean)
         if found is None:

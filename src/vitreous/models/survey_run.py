@@ -14,6 +14,7 @@ from vitreous.capture.attention_backward import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs
+from vitreous.models.output import Form
 
 
 @runtime_checkable
@@ -22,6 +23,7 @@ class Network(Protocol):
 
     name: str
     module: nn.Module
+    form: Form
 
     @property
     def device(self) -> torch.device: ...

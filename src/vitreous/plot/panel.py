@@ -11,6 +11,7 @@ from PIL import Image
 
 from vitreous.plot import colour
 from vitreous.plot.explained import Explained
+from vitreous.plot.outline import outlined
 from vitreous.plot.overlay import bare, overlay, paint
 from vitreous.plot.sheet import HEAD, PALE, QUIET, SMALL, Sheet, compact, printable
 from vitreous.registry import METHODS
@@ -45,7 +46,9 @@ class Panel:
             picture = overlay(map, photo, signed, cells=cells, limits=ends, control=control, box=attribution.box)
         numbers = map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
-        return cls(photo, picture, ends, span, signed, control)
+        around = attribution.boxes[index] if attribution.boxes else None
+        photo = None if photo is None else outlined(photo, around)
+        return cls(photo, outlined(picture, around), ends, span, signed, control)
 
     @classmethod
     def unsigned(

@@ -57,7 +57,9 @@ def read_by(seen: Seen, score: Tensor, layout: Layout, name: str) -> Layout:
         size = torch.zeros(1) if grad is None else last.fold(grad).float().norm(dim=-1).mean((0, 1))
         reads = shared({layout.layers - 1: size})
     if isinstance(reads, Obstacle):
-        raise Unsupported(f"{name} {reads.said}, which this target cannot be followed through; try gradient or occlusion")
+        raise Unsupported(
+            f"{name} {reads.said}, which this target cannot be followed through; try gradient or occlusion"
+        )
     if not reads:
         return layout
     earlier = tuple(read for read in reads if read[0] < layout.layers - 1 and read[1])

@@ -27,10 +27,12 @@ from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
 from vitreous.trace.placing import place
+from vitreous.trace.queries import reading
 from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Output
 
+PLACED = (Form.DENSE, Form.DETECTIONS)  # whose targets are put on the images
 BATCH = {"cpu": 16, "cuda": 256}  # images per batch, if memory allows
 
 
@@ -134,6 +136,10 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
         others = [m.name for m in METHODS.values() if m.joins]
         said = f"{name} also reads the tokens of layers {', '.join(map(str, layers))}"
         return f"{declared.name} follows the tokens of the last layer only; {said}. Try {one_of(others)}."
+    if layout.decoder is not None and declared.attention and not declared.decodes:
+        others = [m.name for m in METHODS.values() if m.decodes]
+        said = f"the queries of {name} read its tokens through a decoder"
+        return f"{declared.name} follows one stack of layers; {said}. Try {one_of(others)}."
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
         return None
     if layout.stages and declared.stages:
@@ -147,18 +153,24 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 
+def read_target(trace: Trace, target: Any) -> Target:
+    """The given target, or the best class of each image by default, on the images of a trace."""
+    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    return place(chosen, trace) if trace.model.form in PLACED else chosen
+
+
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
-    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
-    chosen = place(chosen, trace) if trace.model.form is Form.DENSE else chosen
+    chosen = read_target(trace, target)
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
 
 
 def is_aimed(model: Model, declared: Method) -> bool:
-    """Whether the map depends on a target: where each place has its own read-out, so has every map of attention."""
-    return declared.targeted or (model.form is Form.DENSE and declared.attention)
+    """Whether the map depends on a target: where places or queries have their own read-out, so has every map of
+    attention."""
+    return declared.targeted or (model.form in PLACED and declared.attention)
 
 
 def at_places(
@@ -179,12 +191,25 @@ def at_place(own: Aimed, declared: Method, target: Target, values: dict[str, Any
     return computed(own, declared, (target,), values)[0][0]
 
 
+def at_queries(
+    trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
+) -> tuple[list[Noted], Output | None]:
+    """The same with the read-out of the queries of each target."""
+    made = []
+    for target in targets:
+        with reading(trace, target):
+            made += computed(trace, declared, (target,), values)[0]
+    return made, None
+
+
 def computed(
     trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
 ) -> tuple[list[Noted], Output | None]:
     """The map for each target, and the matching output if a CUDA graph was replayed."""
     if trace.model.form is Form.DENSE and declared.attention and not isinstance(trace, Aimed):
         return at_places(trace, declared, targets, values)
+    if trace.model.form is Form.DETECTIONS and declared.attention and trace.queries is None:
+        return at_queries(trace, declared, targets, values)
     several = len(targets) > 1 and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
@@ -199,7 +224,8 @@ def computed(
         maps = [noted.map for noted in run(own, asked)]
         return (*maps, own.output) if declared.targeted else (*maps,)
 
-    graphs = replays(declared, values, trace.images, *targets) if trace.fresh and on_gpu(trace.images) else None
+    replay = trace.fresh and on_gpu(trace.images) and trace.queries is None
+    graphs = replays(declared, values, trace.images, *targets) if replay else None
     if graphs is None:
         return run(trace, targets), None
     key = key_of(declared.name, values, trace.model, trace.images, *targets)

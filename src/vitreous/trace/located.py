@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vitreous.errors import TargetError
+from vitreous.trace.detection import parse_detection
 from vitreous.trace.region import PREDICTED, Region
 from vitreous.trace.target import Class, Contrast, Target, Top
 
@@ -49,7 +50,10 @@ def at(target: Target, where: str) -> Target:
     raise TargetError(f"{target}@{where}: only a class has a place")
 
 
-def region(cls: int | str, where: str) -> Region:
+def region(cls: int | str, where: str) -> Target:
+    detection = parse_detection(cls, where)
+    if detection is not None:
+        return detection
     numbers = [float(part) for part in where.split(",")] if re.fullmatch(f"{NUMBER}(,{NUMBER})*", where) else []
     if len(numbers) == 2:
         return Region(cls, point=(numbers[0], numbers[1]))

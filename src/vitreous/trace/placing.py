@@ -12,8 +12,10 @@ import numpy as np
 from vitreous.errors import InputError, TargetError
 from vitreous.images import masks
 from vitreous.models.model import Model
+from vitreous.models.output import Form
 from vitreous.trace.area import Area, Drawn, Point, Sides, boxed
 from vitreous.trace.concept import Concept, Text
+from vitreous.trace.detecting import sought
 from vitreous.trace.frames import Frame, Frames
 from vitreous.trace.parse_target import parse_text
 from vitreous.trace.region import Placed, Region, Spot
@@ -23,7 +25,8 @@ from vitreous.trace.trace import Trace
 
 def place(target: Target, trace: Trace) -> Target:
     """The target on the images of a trace: a class without a place means the places where it is predicted."""
-    return placed(target, trace.model, trace.frames, len(trace))
+    put = sought if trace.model.form is Form.DETECTIONS else placed
+    return put(target, trace.model, trace.frames, len(trace))
 
 
 def placed(target: Target, model: Model, frames: Frames, count: int) -> Target:

@@ -123,6 +123,7 @@ class Finished(Stopped):
     output: Float[Tensor, "rows *outputs"]
     embedding: Tensor  # the input of the classifier; the output itself if there is no classifier
     pool: Attention | None = None
+    decoded: tuple[Attention, ...] = ()  # the attention calls of a decoder, first to last
     leaf: Tensor | None = None
 
     @property
@@ -137,6 +138,11 @@ def rows_of_run(run: Finished, rows: slice) -> Finished:
     output = run.output[rows].detach()
     embedding = output if run.embedding is run.output else run.embedding[rows].detach()
     return Finished(run.images[rows], (), NO_LAYER, output=output, embedding=embedding)
+
+
+def is_followed(record: Finished) -> bool:
+    """Whether the backward pass visits the attention of all layers."""
+    return record.leaf is not None and all(layer.followed for layer in record.layers)
 
 
 def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bool) -> Finished | Stopped:
@@ -179,6 +185,7 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         output=output,
         embedding=head[0] if head is not None and head[1] is output else output,
         pool=pools[-1] if pools else None,
+        decoded=tuple(call for call in seen.calls if layout.decoder is not None and layout.decoder.holds(call)),
         leaf=None if cut is None else cut.leaf,
     )
 

@@ -11,17 +11,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous._support.memory import batch_size, in_batches
+from vitreous._support.memory import batch_size, in_batches, later
+from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
+from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
-from vitreous.models.model import Model, capturing, later
+from vitreous.models.model import Model, capturing
+from vitreous.models.readers import reader_weights
 from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
+from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, perform, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -36,6 +39,7 @@ class Trace:
         self.images: Images = model.prepare(images)
         self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
         self.layout = model.layout_at(self.size)
+        self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
@@ -89,13 +93,14 @@ class Trace:
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = Trace(self.model, self.images)
-        other._record, other.frames, other.layout = self._record, self.frames, self.layout
+        other._record, other.frames, other.layout, other.queries = self._record, self.frames, self.layout, self.queries
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
         other = Trace(self.model, self.images[index : index + 1])
         other.autocast, other.frames, other.layout = self.autocast, self.frames.of(index), self.layout
+        other.queries = None if self.queries is None else self.queries[index : index + 1]
         return other
 
     def cut(self, layer: int = -1, *, seen: bool = True) -> Finished:
@@ -104,7 +109,7 @@ class Trace:
         `seen`: also record the attention from there on, which costs a little more.
         """
         number = self.layer_number(layer)
-        if not self.layout.entries:
+        if not self.layout.entries or self.layout.entries[number] == HIDDEN:
             raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
@@ -132,6 +137,7 @@ class Trace:
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
         """A forward pass that a method makes in its own way, with the method's own records; made once per key."""
+        name = name if self.queries is None else f"{name}, queries {self.queries}"
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
@@ -216,6 +222,8 @@ class Trace:
     def readout(self) -> Row:
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         layout = self.layout
+        if self.queries is not None and layout.readers:
+            return reader_weights(layout.readers, layout.tokens, self.queries).to(self.images.device)
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
@@ -337,14 +345,4 @@ class Trace:
 
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
-        coarse = (
-            self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
-        )  # the same for every precision
-        odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
-        marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
-        return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
-
-
-def is_followed(record: Finished) -> bool:
-    """Whether the backward pass visits the attention of all layers."""
-    return record.leaf is not None and all(layer.followed for layer in record.layers)
+        return image_keys(self.images, seed)

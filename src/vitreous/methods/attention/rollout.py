@@ -11,6 +11,7 @@ from torch import Tensor
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
 from vitreous.methods.common import check_start, fuse_heads, keeps_all, trim, trim_slots, whole
+from vitreous.methods.decoded import read_through
 from vitreous.models.stages import Stage
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -23,6 +24,7 @@ from vitreous.types import Heads, Map, Row
     attention=True,
     joins=True,
     stages=True,
+    decodes=True,
     replays=keeps_all,
     quick=True,
     tried=[{"discard": 0.9}, {"heads": "max"}],
@@ -41,12 +43,15 @@ def rollout(
     """How much of each patch reaches, through all layers, the tokens that the classifier reads; the usual attention
     map, the same for every class.
 
-    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first
+    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first; of a decoder
+    (DETR), first from the query through the decoder's layers to the tokens of the encoder
     """
     formed = Formed(heads)
     layers = trace.formed(formed)
     check_start(trace, start_layer)
-    carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
+    through = trace.layout.decoder is not None
+    carried: Row = read_through(trace, heads, discard, residual) if through else trace.readout  # [B N]
+    carried = carried.to(layers[-1].wide)
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, split, step
 from vitreous.methods.common import GradientRules, check_start, following, keeps_all, trim, trim_slots
+from vitreous.methods.decoded import gradient_steps, refuse_rules, rolled
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -18,6 +19,7 @@ from vitreous.types import Map
     attention=True,
     joins=True,
     stages=True,
+    decodes=True,
     several=True,
     replays=keeps_all,
     tried=[{"discard": 0.9}, {"rules": "libra"}],
@@ -37,6 +39,9 @@ def grad_rollout(
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """
     check_start(trace, start_layer)
+    if trace.layout.decoder is not None:
+        refuse_rules(trace, rules)
+        return trace.map(rolled(gradient_steps(trace, target, clamp_last=True), 0.5, discard, start_layer))
     follow = following(trace, rules)  # makes the one forward pass that everything below uses
     carried, joins = trace.readout, trace.joins
     left = trace.layout.layers

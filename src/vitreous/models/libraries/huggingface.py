@@ -67,7 +67,7 @@ def classifies(net: nn.Module) -> bool | None:
 
 
 def meaning(net: nn.Module) -> str | None:
-    if (told := meaning_of(type(inner(net)).__name__)) is not None:
+    if (told := meaning_of(net, type(inner(net)).__name__)) is not None:
         return told
     config = getattr(net, "config", None)
     problem, one = getattr(config, "problem_type", None), getattr(config, "num_labels", None) == 1

@@ -6,7 +6,10 @@ import inspect
 import re
 from typing import Any
 
-TASKS = ("Classification", "Segmentation", "DepthEstimation")  # of images, or of each of their places
+from torch import nn
+
+DETECTOR = "ObjectDetection"
+TASKS = ("Classification", "Segmentation", "DepthEstimation", DETECTOR)  # of images, or of each of their places
 QUERIES = ("UniversalSegmentation", "MaskFormerForInstanceSegmentation")  # classes, weighed by the masks of queries
 
 PROMPTED = re.compile(r"Sam\w{0,2}Model")  # masks for a point or a box
@@ -17,13 +20,22 @@ def is_classifier(made: str) -> bool:
     return any(task in made for task in TASKS) or PROMPTED.fullmatch(made) is not None
 
 
-def meaning_of(made: str) -> str | None:
+def meaning_of(net: nn.Module, made: str) -> str | None:
     """What its outputs mean; None if the name does not tell."""
+    if DETECTOR in made:
+        return meaning_of_queries(net)
     if "DepthEstimation" in made:
         return "value"
     if PROMPTED.fullmatch(made):  # each mask by itself
         return "sigmoid"
     return "softmax" if made.endswith(QUERIES) else None
+
+
+def meaning_of_queries(net: nn.Module) -> str:
+    """Of a detector: with one score more than classes, the last one that of "no object", they exclude each other."""
+    classes = getattr(getattr(net, "config", None), "num_labels", -1)
+    scores = [getattr(part, "out_features", None) for name, part in net.named_modules() if "class" in name]
+    return "logits" if classes + 1 in scores else "sigmoid"
 
 
 def stretches(net: Any) -> bool:
