@@ -23,7 +23,17 @@ from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
-from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
+from vitreous.trace.apply import (
+    as_images,
+    as_model,
+    choose,
+    each_of,
+    find_method,
+    images_at_once,
+    is_aimed,
+    of_model,
+    per_image,
+)
 from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -210,7 +220,9 @@ def make_case(
 
     def again(other: Trace, wanted: Target, strict: bool = False) -> Map:
         assert method is not None
-        return attribute(other, method, wanted if method.targeted else None, dict(settings), strict=strict).map
+        return attribute(
+            other, method, wanted if is_aimed(other.model, method) else None, dict(settings), strict=strict
+        ).map
 
     if maps is None:
         assert method is not None

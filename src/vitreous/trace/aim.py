@@ -79,7 +79,7 @@ def shared(sizes: dict[int, Tensor]) -> tuple[Read, ...]:
     return tuple(found)
 
 
-# ------------------------------------------------------------------------------------ layers that differ in their tokens
+# ----------------------------------------------------------------------------------- layers that differ in their tokens
 
 
 def staged_reads(seen: Seen, score: Tensor, layout: Layout, name: str) -> tuple[Read, ...]:
@@ -105,9 +105,8 @@ def stream(tokens: Tensor) -> GradientEdge:
     node = edge.node
     while node is not None and "View" in node.name():
         node = node.next_functions[0][0]  # type: ignore[assignment]
-    if node is not None and "Norm" in node.name() and node.next_functions[0][0] is not None:
-        return GradientEdge(*node.next_functions[0])
-    return edge
+    before, number = node.next_functions[0] if node is not None and "Norm" in node.name() else (None, 0)
+    return edge if before is None else GradientEdge(before, number)
 
 
 def own_gradient(score: Tensor, node: Tensor, behind: GradientEdge | None) -> Tensor | None:

@@ -6,7 +6,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
 from vitreous.trace.apply import BROKEN, choose
+from vitreous.trace.placing import best_classes
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
@@ -122,7 +123,7 @@ class Rows:
     ) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Add what one method gave for each image of a batch."""
         asked, told = self.recipe.targets[t], self.tally.targets(scene)
-        best = scene.trace.output.argmax(1).tolist() if scene.trace.classifies else [None] * len(batch)
+        best = best_classes(scene.trace) if scene.trace.classifies else [None] * len(batch)
         for i, number in enumerate(batch.numbers):
             row = self.about(number, asked, method)
             row["prediction"] = best[i]
@@ -170,6 +171,7 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
     alone = len(batch) == 1
     try:
         trace = Trace(rows.model, torch.as_tensor(batch.images))
+        trace.frames = replace(trace.frames, prepared=True)
         trace.whole()
         shown = [number in rows.loaded.photos for number in batch.numbers]
         for t, asked in enumerate(rows.recipe.targets):

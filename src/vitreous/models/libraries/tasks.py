@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,15 @@ PROMPTED = re.compile(r"Sam\w{0,2}Model")  # masks for a point or a box
 def is_classifier(made: str) -> bool:
     """Whether its outputs are classes, or values, that can be explained."""
     return any(task in made for task in TASKS) or PROMPTED.fullmatch(made) is not None
+
+
+def names_of(made: str, named: Mapping[Any, str]) -> dict[int, str]:
+    """The names of its classes, if the configuration knows them; a depth has the name of what it is."""
+    if "DepthEstimation" in made:
+        return {0: "depth"}
+    if not is_classifier(made) or all(str(name).startswith("LABEL_") for name in named.values()):
+        return {}
+    return {int(index): str(name) for index, name in named.items()}
 
 
 def meaning_of(net: nn.Module, made: str) -> str | None:
