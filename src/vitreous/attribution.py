@@ -24,6 +24,7 @@ from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, is_aimed, refuse, refuse_empty
+from vitreous.trace.area import Area
 from vitreous.trace.detection import Detected, detected_shares
 from vitreous.trace.parse_target import listed
 from vitreous.trace.region import Placed, placed_shares
@@ -33,7 +34,7 @@ from vitreous.trace.views import Views
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 
-PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "sources", "inputs")
+PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "regions", "sources", "inputs")
 MODEL = (
     *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
     *("image_argument", "shared_inputs"),
@@ -57,6 +58,7 @@ class Attribution:
     labels: tuple[str | None, ...] = ()  # the name of each image's target
     probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
     boxes: tuple[Box | None, ...] = ()  # of a detector: the box of each image's query
+    regions: tuple[Area | None, ...] = ()  # of an output for each place: that of each image's target; not saved
     sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
     made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
     inputs: tuple[str, ...] = ()  # a hash of what the network got beside each image
@@ -165,6 +167,7 @@ class Attribution:
         from vitreous.plot.colour import is_control, is_level, limits
         from vitreous.plot.outline import outlined
         from vitreous.plot.overlay import overlay
+        from vitreous.plot.region import surrounded
 
         if self.map.ndim == 4:
             from vitreous.plot.strip import panel_of
@@ -176,7 +179,8 @@ class Attribution:
         ends = limits(values, self.signed, is_level(self.method))
         shown = self.view(image, index)
         drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
-        return outlined(drawn, self.boxes[index] if self.boxes else None)
+        drawn = outlined(drawn, self.boxes[index] if self.boxes else None)
+        return surrounded(drawn, self.regions[index] if self.regions else None)
 
     def save(self, path: str | Path) -> Path:
         """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz); of a video, a film (.gif)."""
@@ -338,10 +342,8 @@ def attribute_all(
 
 def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:
     """The target of each image as a string that `parse` reads; None if the method does not depend on a target."""
-    if output is None:
-        return (None,) * count
-    fixed = target.fix(output)
-    return tuple(str(fixed.of_image(index)) for index in range(count))
+    fixed = None if output is None else target.fix(output)
+    return tuple(None if fixed is None else str(fixed.of_image(index)) for index in range(count))
 
 
 def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str, Any]:

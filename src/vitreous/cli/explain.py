@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -32,14 +33,18 @@ from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one
 from vitreous.images.beside import read_inputs
 from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
+from vitreous.models.output import Form as Shape
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
 from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_target
 from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
+from vitreous.trace.region import predicted_shares, widest
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.types import Box
+
+SEVERAL = r",\s*(?=[^,]*@|[^\W\d])"  # between targets at places: a comma inside a place is before a number
 
 
 def run(
@@ -174,7 +179,7 @@ def split_targets(text: str, model: Model) -> list[str]:
     except TargetError:
         if "," not in text:
             raise
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in re.split(SEVERAL if "@" in text else ",", text) if part.strip()]
     for part in parts:
         parse(part, model, outputs)
     return list(dict.fromkeys(parts))
@@ -201,9 +206,18 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
     model = trace.model
     if model.detections is not None:
         return [told_detection(trace, index, *one) for one in best_detections(trace.output[index], model, count)]
+    if model.form is Shape.DENSE:
+        return [told_area(trace, index, number) for number in widest(trace.output[index], model, count)]
     what = ("output", "value") if model.meaning is Meaning.VALUE else ("class", "probability")
     found = model.meaning.best(trace.output[index], count)
     return [{what[0]: number, "label": model.label(number), what[1]: share} for number, share in found]
+
+
+def told_area(trace: Trace, index: int, number: int) -> dict[str, Any]:
+    """One class with the share of the image where it is predicted; of a value, its mean."""
+    share = float(predicted_shares(trace.output[index], trace.model)[number])
+    what = ("output", "value") if trace.model.meaning is Meaning.VALUE else ("class", "area")
+    return {what[0]: number, "label": trace.model.label(number), what[1]: share}
 
 
 def told_detection(trace: Trace, index: int, cls: int, query: int, share: float, box: Box) -> dict[str, Any]:
@@ -271,5 +285,6 @@ def short(value: Any) -> str:
 def seen(entry: dict[str, Any]) -> str:
     top = entry["top"][:3]
     return ", ".join(
-        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t['probability']:.0%}") for t in top
+        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
+        for t in top
     )

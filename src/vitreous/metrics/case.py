@@ -33,6 +33,7 @@ from vitreous.trace.apply import (
     each_of,
     find_method,
     images_at_once,
+    is_aimed,
     of_model,
     per_image,
 )
@@ -235,7 +236,9 @@ def make_case(
 
     def again(other: Trace, wanted: Target, strict: bool = False) -> Map:
         assert method is not None
-        return attribute(other, method, wanted if method.targeted else None, dict(settings), strict=strict).map
+        return attribute(
+            other, method, wanted if is_aimed(other.model, method) else None, dict(settings), strict=strict
+        ).map
 
     if maps is None:
         assert method is not None

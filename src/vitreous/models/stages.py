@@ -114,8 +114,15 @@ class Stage:
         return self.queries.windows
 
     def here(self, carried: Behind) -> Places:
-        """From the places of the next layer to those of this one."""
-        return carried if self.merged is None else self.merged.scatter(carried)
+        """From the places of the next layer to those of this one; what was joined is there already."""
+        if self.merged is None:
+            return carried
+        found = self.merged.scatter(carried[:, : self.merged.count])
+        return found if carried.shape[1] == self.merged.count else found + carried[:, self.merged.count :]
+
+    def joined(self, carried: Behind, read: Places) -> Behind:
+        """The weights of the places of the next layer, and of tokens of this one that are read beside it."""
+        return carried + read if self.merged is None else torch.cat([carried, read.expand(len(carried), -1)], 1)
 
     def gather(self, carried: Behind) -> Queries:
         """The weight of every query, from that of every place of the next layer."""

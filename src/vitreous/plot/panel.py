@@ -13,6 +13,7 @@ from vitreous.plot import colour
 from vitreous.plot.explained import Explained
 from vitreous.plot.outline import outlined
 from vitreous.plot.overlay import bare, overlay, paint
+from vitreous.plot.region import surrounded
 from vitreous.plot.sheet import HEAD, PALE, QUIET, SMALL, Sheet, compact, printable
 from vitreous.registry import METHODS
 
@@ -47,8 +48,9 @@ class Panel:
         numbers = map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
         around = attribution.boxes[index] if attribution.boxes else None
-        photo = None if photo is None else outlined(photo, around)
-        return cls(photo, outlined(picture, around), ends, span, signed, control)
+        region = attribution.regions[index] if attribution.regions else None
+        photo = None if photo is None else surrounded(outlined(photo, around), region)
+        return cls(photo, surrounded(outlined(picture, around), region), ends, span, signed, control)
 
     @classmethod
     def unsigned(

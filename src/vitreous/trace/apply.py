@@ -191,12 +191,15 @@ def at_places(
     made = []
     for target in targets:
         fixed = target.fix(trace.output)
-        each = [
-            computed(aimed(trace, fixed, i), declared, (fixed.of_image(i),), values)[0][0] for i in range(len(trace))
-        ]
+        each = [at_place(aimed(trace, fixed, i), declared, fixed.of_image(i), values) for i in range(len(trace))]
         notes = {key: [one.notes[key] for one in each] for key in each[0].notes}
         made.append(Noted(torch.cat([one.map for one in each]), {k: [v[0] for v in some] for k, some in notes.items()}))
     return made, None
+
+
+def at_place(own: Aimed, declared: Method, target: Target, values: dict[str, Any]) -> Noted:
+    refuse(own, declared)  # its read-out may be that of several layers
+    return computed(own, declared, (target,), values)[0][0]
 
 
 def at_queries(

@@ -214,8 +214,8 @@ class Trace(Batch):
     @property
     def joins(self) -> dict[int, Tensor]:
         """The weights of tokens that the classifier also reads after layers before the last, by layer."""
-        tokens, device = self.layout.tokens, self.images.device
-        return {layer: read_weights(tokens, some, weights, device) for layer, some, weights in self.layout.reads}
+        places = [stage.places for stage in self.layout.stages] or [self.layout.tokens] * self.layout.layers
+        return {i: read_weights(places[i], some, share, self.images.device) for i, some, share in self.layout.reads}
 
     @property
     def read_tokens(self) -> list[int] | None:

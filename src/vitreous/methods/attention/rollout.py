@@ -65,10 +65,10 @@ def rollout(
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
-        carried = carried + joins[number].to(carried) if number in joins else carried
+        stage = trace.layout.stage(number)
+        carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
         if trace.layout.stages:
-            stage = trace.layout.stage(number)
             carried = staged_step(carried, stage, layer, heads, discard, residual, trace.layout.reads_special)
         elif discard > 0:
             a = whole(layer, heads) if a is None else a

@@ -49,8 +49,8 @@ def grad_rollout(
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        carried = carried + joins[left] if left in joins else carried
         stage = trace.layout.stage(left)
+        carried = stage.joined(carried, joins[left]) if left in joins else carried
         if stage.repeats:
             means = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
             onward = repeated_step(carried.to(means), stage, means, 0.5)
