@@ -97,6 +97,8 @@ def images_at_once(model: Model, images: Any = None) -> int:
     size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
     if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
         return 1  # the error is that of its preparation
+    if not isinstance(images, Tensor) and model.preprocess.varies:
+        return 1  # each image has a size of its own
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     layout = model.layout_at(size)
     if model.facts.knows(("layout run", size)):  # it is not yet known whether a batch keeps its images apart
