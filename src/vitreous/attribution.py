@@ -30,6 +30,7 @@ from vitreous.trace.parse_target import listed
 from vitreous.trace.region import Placed, placed_shares
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.own_sizes import differ, own_part, together
 from vitreous.trace.views import Views
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
@@ -79,7 +80,7 @@ class Attribution:
         cut = {name: values[index] for name in PER_IMAGE if (values := getattr(self, name))}
         notes = {k: v[index] if per_image(v, len(self)) else v for k, v in self.notes.items()}
         views = None if self.views is None else self.views.part(index)
-        return replace(self, map=self.map[index], views=views, notes=notes, **cut)
+        return replace(self, map=own_part(self.map[index]), views=views, notes=notes, **cut)
 
     def __iter__(self) -> Iterator[Attribution]:
         return (self[i] for i in range(len(self)))
@@ -149,6 +150,8 @@ class Attribution:
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
+        if len(self) > 1 and differ(self.map):
+            return join([one.resize(size) for one in self])
         return replace(self, map=spread(self.map, (shape[0], shape[1]), self.box), box=None)
 
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
@@ -175,7 +178,7 @@ class Attribution:
             if image is not None:
                 raise InputError("maps of a video are drawn over its own frames; leave the image out")
             return panel_of(self, index, cells).picture
-        values, control = self.map[index].cpu().numpy(), is_control(self.method)
+        values, control = self[index].map[0].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
         shown = self.view(image, index)
         drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
@@ -278,7 +281,7 @@ def join(parts: Sequence[Attribution]) -> Attribution:
         if per_image(value, len(first))
     }
     rows: dict[str, Any] = {name: tuple(value for part in parts for value in getattr(part, name)) for name in PER_IMAGE}
-    return replace(first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
+    return replace(first, map=together([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
 
 
 # ------------------------------------------------------------------------------------------ running methods

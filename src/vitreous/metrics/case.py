@@ -38,6 +38,7 @@ from vitreous.trace.apply import (
     per_image,
 )
 from vitreous.trace.perturb.drop_tokens import Ends
+from vitreous.trace.own_sizes import own_part
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores
@@ -211,7 +212,7 @@ def evaluate(
         trace = Trace(wrapped, listed[part], given_inputs.part(part)) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
-        case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
+        case = make_case(trace, method, settings, chosen, None if maps is None else own_part(maps[part]), where)
         return measure(declared, replace(case, pool=pool, numbers=range(len(listed))[part]), values)
 
     if given is not None:

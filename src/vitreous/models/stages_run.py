@@ -262,9 +262,7 @@ def place_tokens(
         tokens = entered[step.met.entry]
         shapes = [grid for grid in own_grids(step.met.tokens, grids) if math.prod(grid) > 0]
         if found:
-            before = entered[steps[len(found) - 1].met.entry]
-            lines = [in_axes(line, before) for line in found[-1].lines()]
-            here = place_made(by_image(tokens, 1), before, lines, found[-1].grid, shapes, 1)
+            here = place_by_earlier(by_image(tokens, 1), [entered[one.met.entry] for one in steps], found, shapes)
         elif patches is not None:
             here = Placed(patches.grid, *placed_at(torch.tensor(patches.tokens), by_image(tokens, 1).shape[1]))
         else:
@@ -276,6 +274,18 @@ def place_tokens(
             raise Unplaced(f"{said} (before {step.call.name or 'an attention'})")
         found.append(here)
     return found
+
+
+def place_by_earlier(
+    tokens: Tensor, entered: Sequence[Tensor], found: Sequence[Placed], shapes: list[Grid]
+) -> Placed | None:
+    """By the tokens of the layer before, or of an earlier one where only CLS passes through that (class attention)."""
+    for before, placed in reversed(list(zip(entered, found))):
+        lines = [in_axes(line, before) for line in placed.lines()]
+        here = place_made(tokens, before, lines, placed.grid, shapes, 1)
+        if here is not None:
+            return here
+    return None
 
 
 def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[Entry, Tensor]:

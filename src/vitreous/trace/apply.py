@@ -112,6 +112,8 @@ def images_at_once(model: Model, images: Any = None, inputs: Inputs | None = Non
     size = (*images.shape[1:-3], *images.shape[-2:]) if ready else model.extent
     if ready and (images.ndim != 4 + frames or not model.takes(images)):
         return 1  # the error is that of its preparation
+    if not isinstance(images, Tensor) and model.preprocess.varies:
+        return 1  # each image has a size of its own
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     layout = model.layout_at(size, inputs)
     if model.facts_for(inputs).knows(("layout run", size)):  # not yet known whether a batch keeps its images apart
