@@ -15,14 +15,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous._support.memory import out_of_memory
+from vitreous._support.memory import capturing, out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images.preprocess import measured
 from vitreous.models.facts import Facts, facts_of
+from vitreous.models.inputs import Given, Inputs
+from vitreous.models.layout import Layout
 from vitreous.models.libraries import vlm
-from vitreous.models.model import Model, capturing, unwrap
+from vitreous.models.model import Model, unwrap
 from vitreous.models.output import Form, see
-from vitreous.types import Images
+from vitreous.types import Extent, Images
 
 PLAIN = "{image}\n{question}"  # a prompt, where neither processor nor tokenizer has a chat template
 
@@ -58,10 +60,15 @@ class WordsModel(Model):
     def facts(self) -> Facts:
         return self._facts
 
-    def run(self, images: Images) -> Tensor:
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
+        """The geometry at this size; the image's tokens are counted before, in a run that nothing watches."""
+        self.speaker.prompt(self.question, (size[-2], size[-1]))
+        return super().layout_at(size, inputs)
+
+    def run(self, images: Images, given: Given | None = None) -> Tensor:
         """One forward pass; the logits [B P V] of the tokens of the answer."""
         try:
-            output: Tensor = self._call(images)
+            output: Tensor = self._call(images, given or {})
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
