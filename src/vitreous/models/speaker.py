@@ -19,11 +19,12 @@ from vitreous._support.memory import capturing, out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images.preprocess import measured
 from vitreous.models.facts import Facts, facts_of
-from vitreous.models.inputs import Given
+from vitreous.models.inputs import Given, Inputs
+from vitreous.models.layout import Layout
 from vitreous.models.libraries import vlm
 from vitreous.models.model import Model, unwrap
 from vitreous.models.output import Form, see
-from vitreous.types import Images
+from vitreous.types import Extent, Images
 
 PLAIN = "{image}\n{question}"  # a prompt, where neither processor nor tokenizer has a chat template
 
@@ -58,6 +59,11 @@ class WordsModel(Model):
     @property
     def facts(self) -> Facts:
         return self._facts
+
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
+        """The geometry at this size; the image's tokens are counted before, in a run that nothing watches."""
+        self.speaker.prompt(self.question, (size[-2], size[-1]))
+        return super().layout_at(size, inputs)
 
     def run(self, images: Images, given: Given | None = None) -> Tensor:
         """One forward pass; the logits [B P V] of the tokens of the answer."""

@@ -234,12 +234,12 @@ class Plain(Stage):
 PLAIN = Plain()
 
 
-def covered(fine: Grid, coarse: Grid, special: int, before: int) -> Slots:
+def covered(fine: Grid, coarse: Grid, special: int, before: int, kept: int | None = None) -> Slots:
     """The cells of a fine grid that each cell of a coarse one covers, behind `special` tokens that are as many before.
 
-    Special tokens that are not there before are dropped.
+    Special tokens that are not there before are dropped; `kept`: how many are, if that is known.
     """
-    kept = special if special == before else 0
+    kept = kept if kept is not None else special if special == before else 0
     lines = [covering(count, into) for count, into in zip(fine, coarse)]
     cells = (lines[0][:, None] * coarse[1] + lines[1][None, :]).flatten()  # of each fine cell, the coarse one
     inside = ((lines[0] >= 0)[:, None] & (lines[1] >= 0)[None, :]).flatten().nonzero().flatten()

@@ -183,7 +183,7 @@ def choose(trace: Trace, target: Any, declared: Method) -> Target:
 def is_aimed(model: Model, declared: Method) -> bool:
     """Whether the map depends on a target: where places or queries have their own read-out, so has every map of
     attention."""
-    return declared.targeted or (model.form in PLACED and declared.attention)
+    return declared.targeted or (model.form in (*PLACED, Form.WORDS) and declared.attention)
 
 
 def at_places(
@@ -221,7 +221,8 @@ def computed(
     """The map for each target, and the matching output if a CUDA graph was replayed."""
     if trace.model.form is Form.DENSE and declared.attention and not isinstance(trace, Aimed):
         return at_places(trace, declared, targets, values)
-    if trace.model.form is Form.DETECTIONS and declared.attention and trace.queries is None:
+    asked = trace.model.form in (Form.DETECTIONS, Form.WORDS)
+    if asked and declared.attention and trace.queries is None:
         return at_queries(trace, declared, targets, values)
     several = len(targets) > 1 and declared.takes_several(values)
 

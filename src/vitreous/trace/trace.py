@@ -205,7 +205,7 @@ class Trace(Batch):
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         layout = self.layout
         if self.queries is not None and layout.readers:
-            return reader_weights(layout.readers, layout.tokens, self.queries).to(self.images.device)
+            return reader_weights(layout.readers, layout.read_places, self.queries).to(self.images.device)
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
@@ -291,7 +291,8 @@ class Trace(Batch):
     def batch_first(self, tokens: Tensor) -> Tensor:
         if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
             tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
-        return widen(tokens[None] if tokens.ndim == 2 else tokens.movedim(self.batch_axis, 0))
+        flat = tokens.ndim == 2  # of a packed sequence
+        return widen(tokens.unflatten(0, (len(self), -1)) if flat else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""

@@ -42,6 +42,10 @@ class Word(Target):
         checked(max(self.places), len(model.answer), "token of the answer")
         checked(max(self.ids), outputs, "token")
 
+    def queries(self, images: int) -> list[tuple[int, ...]]:
+        """The tokens of the answer that it reads, for each image."""
+        return [self.places] * images
+
     def __str__(self) -> str:
         return self.written
 
