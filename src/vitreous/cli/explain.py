@@ -14,6 +14,7 @@ import typer
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
 from vitreous.cli.arguments import Settings, pick_methods
+from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
 from vitreous.cli.results import (
     BATCH,
@@ -21,13 +22,13 @@ from vitreous.cli.results import (
     Batch,
     Summary,
     check_out,
-    find_pictures,
     named_file,
     tell_notes,
     work_through,
 )
 from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
+from vitreous.images.pictures import Picture
 from vitreous.models.model import Model
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
@@ -60,13 +61,16 @@ def run(
     overwrite: bool,
     cells: bool,
     as_json: bool,
+    frames: int | None = None,
 ) -> None:
-    plan, found = make_plan(methods, settings), find_pictures(sources, limit)
-    folder, found, kinds = named_file(out, found, formats)
+    plan, given = make_plan(methods, settings), find_sources(sources, limit)
+    check_out(named_file(out, given, formats)[0] if len(given.files) == 1 else out)
+    model = with_frames(load(), frames)
+    folder, found, kinds = named_file(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_out(folder)
     if folder != out and NUMBERS in formats:
         kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
-    model = load()
+    check_film(kinds, model)
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
@@ -81,8 +85,9 @@ def run(
                 work([one])
 
     def explain_pictures(batch: Batch) -> None:
-        trace = Trace(model, [picture.image for _, picture in batch])
-        grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
+        trace = Trace(model, [p.image if isinstance(p, Picture) else p for _, p in batch])
+        views = Views([p for _, p in batch], model.preprocess, count=model.frames)
+        grid = explain_batch(trace, plan, targets, views, summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)

@@ -29,7 +29,7 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Metric
-from vitreous.trace.apply import as_model, choose, faults, images_at_once
+from vitreous.trace.apply import as_model, choose, faults, images_at_once, of_images
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 
@@ -64,7 +64,7 @@ def run_leaderboard(
     """
     found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
     plan = make_plan(methods, metrics, options or {}, found, target, seed)
-    board = Leaderboard(as_model(model), found, plan)
+    board = Leaderboard(of_images(as_model(model), "a leaderboard works"), found, plan)
     board.run()
     return board
 

@@ -1,6 +1,6 @@
 """Read videos: a folder of frames, a GIF, a film file, an array or a list of frames becomes a few upright RGB frames.
 
-A model takes a fixed number of frames, T. They are sampled evenly: of n frames, those in the middle of T equal parts, so
+A model takes a fixed number of frames, T. They are sampled evenly: of n frames, those in the middle of T equal parts,
 frame ⌊(i + ½)·n / T⌋ for i = 0 … T − 1. A video of fewer frames than T shows some of them more than once.
 """
 
@@ -58,9 +58,7 @@ def read(source: Any, frames: int, number: int = 0) -> Video:
     if isinstance(source, Video):
         chosen = spread(len(source.frames), frames)
         known = source.picked or tuple(range(len(source.frames)))
-        return replace(
-            source, frames=tuple(source.frames[i] for i in chosen), picked=tuple(known[i] for i in chosen)
-        )
+        return replace(source, frames=tuple(source.frames[i] for i in chosen), picked=tuple(known[i] for i in chosen))
     if isinstance(source, str | Path):
         return open_video(Path(source), frames)
     return of_frames(source, frames, f"video {number}")
@@ -72,7 +70,9 @@ def of_frames(source: Any, frames: int, name: str) -> Video:
     if listed is None:
         array = pictures.as_array(source)
         if array is None or array.ndim != 4 or array.dtype != np.uint8:
-            shape = f"an array of {array.dtype} {list(array.shape)}" if array is not None else f"a {type(source).__name__}"
+            shape = (
+                f"an array of {array.dtype} {list(array.shape)}" if array is not None else f"a {type(source).__name__}"
+            )
             raise InputError(f"{name}: {shape} is not a video; {TAKES}")
         listed = list(array)
     if not listed:
@@ -114,7 +114,9 @@ def open_video(path: Path, frames: int) -> Video:
         elif ending in ANIMATED:
             decoded, chosen = animation(path, frames)
         else:
-            raise InputError(f"{name}: is not a video; give a GIF, a folder of frames or one of {', '.join(sorted(FILMS))}")
+            raise InputError(
+                f"{name}: is not a video; give a GIF, a folder of frames or one of {', '.join(sorted(FILMS))}"
+            )
     return Video(same_size(decoded, name), path.name, chosen, path, stamp)
 
 
@@ -150,7 +152,9 @@ def animation(path: Path, frames: int) -> tuple[list[Image.Image], tuple[int, ..
         warnings.simplefilter("ignore")
         count = getattr(image, "n_frames", 1)
         if count < 2:
-            raise InputError(f"{path}: is a single image, and the model takes videos; give a folder of frames or a film")
+            raise InputError(
+                f"{path}: is a single image, and the model takes videos; give a folder of frames or a film"
+            )
         chosen, read = spread(count, frames), {}
         for i in dict.fromkeys(chosen):
             image.seek(i)

@@ -160,9 +160,10 @@ def evaluate(
     """Measure the quality of maps with one metric.
 
     `images`: as for `explain`, or a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
-    `Attribution`, or maps [B h w] or [B Y X] (of videos, with the time behind B). `metric`: see `vitreous metrics`. `target`: as for `explain`; by default
-    the target of the attribution, else the best class of each image. `masks`: where the object is, for the metrics
-    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown).
+    `Attribution`, or maps [B h w] or [B Y X] (of videos, with time behind B). `metric`: see `vitreous metrics`.
+    `target`: as for `explain`; by default the target of the attribution, else the best class of each image. `masks`:
+    where the object is, for the metrics that need it: one mask per image (a file, an array [Y X] or a box; None if
+    unknown).
     """
     declared = METRICS[metric]
     values = declared.check(options)
@@ -176,7 +177,11 @@ def evaluate(
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
     masks = None if masks is None else check_masks(masks, listed, wrapped.channels)
-    maps = None if isinstance(explained, str | ConfiguredMethod) else maps_of(explained, len(listed), 3 if wrapped.frames is None else 4)
+    maps = (
+        None
+        if isinstance(explained, str | ConfiguredMethod)
+        else maps_of(explained, len(listed), 3 if wrapped.frames is None else 4)
+    )
     method, settings = method_of(explained)
 
     def aim(trace: Trace, number: int) -> Target:

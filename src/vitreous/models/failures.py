@@ -7,13 +7,16 @@ import inspect
 from torch import Tensor, nn
 
 from vitreous.errors import one_line
+from vitreous.types import Extent
 
-Size = tuple[int, int]
 READ = {1: "net(x)[:, None]", 3: "net(x).mean(1)", 4: "net(x).mean((2, 3))", 5: "net(x).mean((2, 3, 4))"}
 
 
-def why_failed(net: nn.Module, name: str, error: Exception, size: Size, usual: Size | None, called: bool) -> str:
+def why_failed(net: nn.Module, name: str, error: Exception, size: Extent, usual: Extent | None, called: bool) -> str:
     """Why a forward pass failed. `usual`: the size of its input, if known; `called`: without the user's `forward=`."""
+    if usual is not None and len(size) == len(usual) == 3 and size[0] != usual[0]:
+        return f"{name} takes videos of {usual[0]} frames and failed on {size[0]} ({one_line(error, 120)})"
+    size, usual = size[-2:], None if usual is None else usual[-2:]
     given, said = "×".join(map(str, size)), one_line(error, 120)
     missing = required(net) if called and isinstance(error, TypeError) else []
     if missing:

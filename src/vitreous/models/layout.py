@@ -143,7 +143,9 @@ class Layout:
 
     def moments(self, frames: int) -> list[int]:
         """The tubelet that each frame of a video belongs to; −1: none."""
-        spans = self.times or tuple((n * frames // self.frames, (n + 1) * frames // self.frames) for n in range(self.frames))
+        spans = self.times or tuple(
+            (n * frames // self.frames, (n + 1) * frames // self.frames) for n in range(self.frames)
+        )
         found = [-1] * frames
         for number, (start, end) in enumerate(spans):
             found[start:end] = [number] * (end - start)

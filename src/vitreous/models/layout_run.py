@@ -130,10 +130,14 @@ def read_geometry(
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
-        orders = {count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()}
+        orders = {
+            count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
+        }
         return replace(found, orders=orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
-        return replace(found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {})
+        return replace(
+            found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {}
+        )
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))

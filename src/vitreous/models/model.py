@@ -272,16 +272,17 @@ class Model:
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
-            raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]))) from error
+            raise ModelError(self._why(error, (*images.shape[1:-3], *images.shape[-2:]))) from error
 
     def _call(self, images: Images) -> Any:
         images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
-    def _why(self, error: Exception, size: tuple[int, int]) -> str:
+    def _why(self, error: Exception, size: Extent) -> str:
         """Why a forward pass failed."""
         try:
-            usual = self.size
+            built = self.library.frames(self.module)
+            usual: Extent | None = self.size if built is None else (built, *self.size)
         except VitreousError:  # its preprocessing cannot be made, which is another matter
             usual = None
         return why_failed(self.module, self.name, error, size, usual, self._forward is None)

@@ -4,9 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
 from vitreous._support.noise import normal
 from vitreous._support.progress import steps
@@ -52,9 +50,7 @@ def unit_noise(trace: Trace, samples: int, seed: int) -> Iterator[Images]:
         yield normal(keys, count, sample).reshape(trace.images.shape)
 
 
-def smooth_gradient(
-    trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1
-) -> Images:
+def smooth_gradient(trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1) -> Images:
     """The mean (squared) gradient over the given noise."""
     fixed, images = target.fix(trace.output), trace.images
     flat = images.flatten(1)

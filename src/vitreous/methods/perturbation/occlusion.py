@@ -54,7 +54,9 @@ def all_windows(cells: tuple[int, ...], window: int, stride: int) -> Hidden:
     found = torch.ones((1, *[1] * len(cells)), dtype=torch.bool)
     for axis, some in enumerate(every):
         shape = [-1 if other == axis else 1 for other in range(len(cells))]
-        found = (found[:, None] & some.view(1, len(some), *[some.shape[1] if n == -1 else 1 for n in shape])).flatten(0, 1)
+        found = (found[:, None] & some.view(1, len(some), *[some.shape[1] if n == -1 else 1 for n in shape])).flatten(
+            0, 1
+        )
     return found
 
 

@@ -36,7 +36,9 @@ def max_sensitivity(
         near = torch.cat([beside(trace, radius, seed * samples + i) for i in range(part.start, part.stop)])
         rows = list(range(count)) * (part.stop - part.start)
         maps = case.again(Trace(trace.model, near), case.target.of_rows(rows))
-        change: Tensor = (maps - case.map.repeat(part.stop - part.start, *[1] * (case.map.ndim - 1))).flatten(1).norm(dim=1)
+        change: Tensor = (
+            (maps - case.map.repeat(part.stop - part.start, *[1] * (case.map.ndim - 1))).flatten(1).norm(dim=1)
+        )
         return change
 
     at_once = max(1, images_at_once(trace.model, trace.images) // count)
