@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 import vitreous
-from vitreous import METHODS, Attribution, Model, Trace
-from vitreous.errors import InputError, ModelError, OptionError, Unsupported
-from vitreous.images import videos
+from vitreous import Model, Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitreous.errors.ModelWarning")
 FRAMES, SIDE, PATCH = 4, 24, 8
@@ -164,7 +160,7 @@ def dense(net: Any, video: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     cell = 1 + torch.arange(frames * places).view(frames, places)  # in the order of the map
 
     def attend(module: Any, tokens: Tensor, windows: list[Tensor]) -> Tensor:
-        """Attention of tokens [B N D] within windows; a token in several windows gets the mean of what it gets there."""
+        """Attention of tokens [B N D] within windows; a token of several windows gets the mean of what it gets."""
         q, k, v = module.attention.qkv(tokens).reshape(b, count, 3, 2, -1).permute(2, 0, 3, 1, 4)
         a, times = tokens.new_zeros(b, 2, count, count), tokens.new_zeros(count)
         for window in windows:
@@ -177,7 +173,9 @@ def dense(net: Any, video: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         return module.output((a @ v).transpose(1, 2).flatten(2)) * (times > 0)[:, None]
 
     x = net.timesformer.embeddings(video)
-    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(frames * places).view(places, frames).T.flatten()])
+    order = torch.cat(
+        [torch.zeros(1, dtype=torch.long), 1 + torch.arange(frames * places).view(places, frames).T.flatten()]
+    )
     x = x[:, order]  # frame by frame; the network has them place by place
     for block in net.timesformer.encoder.layer:
         after = attend(block.temporal_attention, block.temporal_layernorm(x), [cell[:, i] for i in range(places)])

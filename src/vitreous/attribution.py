@@ -186,14 +186,14 @@ class Attribution:
         return surrounded(drawn, self.regions[index] if self.regions else None)
 
     def save(self, path: str | Path) -> Path:
-        """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz); of a video, a film (.gif)."""
+        """Save a figure (.png, .svg, .pdf, …), the raw maps with their provenance (.npz), or a film of a video (.gif)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
             save_arrays(file, {"map": self.map.cpu().numpy()}, mark_of({"map": self}))
         elif file.suffix.lower() == ".gif":
             from vitreous.plot.strip import save_film
 
-            save_film(self, file, mark_of({"map": self}))
+            save_film([self], file, mark_of({"map": self}))
         elif file.suffix.lower() in FIGURES:
             from vitreous.plot.figure import attribution_figure, save_figure
 
@@ -322,7 +322,7 @@ def attribute_all(
     for target, noted in zip(chosen, results) if strict else ():
         fixed = target if output is None else target.fix(output)
         refuse_empty(trace, declared, fixed, noted.map, views)
-    made_by = Origin.of(trace.model, trace.size)
+    made_by = Origin.of(trace.model, trace.extent)
     return [
         Attribution(
             map=noted.map,

@@ -52,6 +52,8 @@ def placed(found: Attribution, index: int, side: int | None = None) -> Placed:
 def place_of(found: Attribution, index: int) -> tuple[tuple[int, int], Edges | None]:
     """Width and height of an image and what the model saw of it; of the latter alone, and None, if it is not known."""
     views = found.views
+    if found.map.ndim == 4:
+        raise InputError("these are maps of videos, and this exports maps of images")
     if views is None:
         raise InputError("this attribution was loaded from a file without its images; explain them again to export it")
     source = views.sources[index]

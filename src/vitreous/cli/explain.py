@@ -16,6 +16,7 @@ from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
 from vitreous.cli.alike import Plan, explain_alike
 from vitreous.cli.arguments import Beside, Settings, pick_methods
+from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
 from vitreous.cli.results import (
     BATCH,
@@ -23,7 +24,6 @@ from vitreous.cli.results import (
     Batch,
     Summary,
     check_out,
-    find_pictures,
     named_file,
     tell_notes,
     work_through,
@@ -31,6 +31,7 @@ from vitreous.cli.results import (
 from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
 from vitreous.images.beside import read_inputs
+from vitreous.images.pictures import Picture
 from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
 from vitreous.models.output import Form as Shape
@@ -61,17 +62,20 @@ def run(
     overwrite: bool,
     cells: bool,
     as_json: bool,
+    frames: int | None = None,
 ) -> None:
-    plan, found = make_plan(methods, settings), find_pictures(sources, limit)
-    folder, found, kinds = named_file(out, found, formats)
+    plan, given = make_plan(methods, settings), find_sources(sources, limit)
+    check_out(named_file(out, given, formats)[0] if len(given.files) == 1 else out)
+    model = with_frames(load(), frames)
+    folder, found, kinds = named_file(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_out(folder)
     if folder != out and NUMBERS in formats:
         kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
-    model = load()
+    check_film(kinds, model)
     if beside.like is not None:
         own = found.names[found.files[0]] if folder != out else None
         explain_alike(model, plan, found.files, beside, target, folder, kinds, overwrite, as_json, own)
-    given = read_beside(model, beside.inputs, len(found.files))
+    inputs = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
@@ -88,8 +92,10 @@ def run(
 
     def explain_pictures(batch: Batch) -> None:
         numbers = [found.files.index(file) for file, _ in batch]
-        trace = Trace(model, [picture.image for _, picture in batch], given and given.of_images(numbers))
-        grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
+        images = [p.image if isinstance(p, Picture) else p for _, p in batch]
+        trace = Trace(model, images, inputs and inputs.of_images(numbers))
+        views = Views([p for _, p in batch], model.preprocess, count=model.frames)
+        grid = explain_batch(trace, plan, targets, views, summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)

@@ -155,7 +155,9 @@ def repeated_step(carried: Row, stage: Stage, a: Float[Tensor, "W n m"], residua
     """One factor of a rollout where a token asks in several windows: its row is the sum of those of its copies."""
     sums = stage.scatter_queries(a.sum(-1))
     asks = stage.queries.slots_of_place.to(carried) > 0
-    share = torch.where(asks, carried / (residual + (1 - residual) * sums).clamp_min(torch.finfo(a.dtype).tiny), carried)
+    share = torch.where(
+        asks, carried / (residual + (1 - residual) * sums).clamp_min(torch.finfo(a.dtype).tiny), carried
+    )
     moved = (1 - residual) * (stage.asked(share)[:, None] @ a)[:, 0]
     return torch.where(asks, residual * share, carried) + stage.scatter_keys(moved)
 

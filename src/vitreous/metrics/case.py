@@ -173,9 +173,10 @@ def evaluate(
     """Measure the quality of maps with one metric.
 
     `images`: as for `explain`, or a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
-    `Attribution`, or maps [B h w] or [B Y X] (of videos, with the time behind B). `metric`: see `vitreous metrics`. `target`: as for `explain`; by default
-    the target of the attribution, else the best class of each image. `masks`: where the object is, for the metrics
-    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown). `inputs`: as for `explain`.
+    `Attribution`, or maps [B h w] or [B Y X] (of videos, with time behind B). `metric`: see `vitreous metrics`.
+    `target`: as for `explain`; by default the target of the attribution, else the best class of each image. `masks`:
+    where the object is, for the metrics that need it: one mask per image (a file, an array [Y X] or a box; None if
+    unknown). `inputs`: as for `explain`.
     """
     declared = METRICS[metric]
     values = declared.check(options)

@@ -5,8 +5,8 @@ special tokens (CLS), whose results are averaged. Measured, not guessed:
 
 1. In the graph of the layout run: a query and its value are made of the token that stands at the same place of the norm
    before them.
-2. In one run of coded videos in which every query is given its own value only, so that no token learns of another: where
-   in the video these tokens lie. A token that does not move with any tubelet is special.
+2. In one run of coded videos in which every query is given its own value only, so that no token learns of another:
+   where in the video these tokens lie. A token that does not move with any tubelet is special.
 3. Copies of special tokens are equal, and the output depends on each of them equally.
 
 A repeated special token is one place with a slot in every window; see stages.py.
@@ -102,9 +102,7 @@ class Alone(Capture):
             out.copy_(call.v)
 
 
-def place_tokens(
-    model: Network, steps: Sequence[Step], places: Places, lattice: Grid, extent: Extent
-) -> list[Placed]:
+def place_tokens(model: Network, steps: Sequence[Step], places: Places, lattice: Grid, extent: Extent) -> list[Placed]:
     """The tubelet of each token of every layer; the special ones come first, in their order."""
     videos = coded_tubelets(noise_images(model, extent), places, lattice)
     with model.still() as still, torch.inference_mode(False), torch.no_grad():
@@ -187,4 +185,3 @@ def stage_of(step: Step, placed: Placed, lattice: Grid, most: int) -> Stage:
     place = places_of(step, placed, most)
     slots = Slots(step.rows.windows, step.call.shape[2], most + math.prod(lattice), torch.arange(len(place)), place)
     return Stage(lattice, most, slots, slots, None, step.rows)
-

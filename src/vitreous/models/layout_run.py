@@ -148,7 +148,9 @@ def read_geometry(
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
-        orders = {count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()}
+        orders = {
+            count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
+        }
         return replace(found, orders=orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
         return replace(
@@ -179,10 +181,8 @@ def find_places(model: Network, seen: Seen, number: int, size: Extent) -> Places
     """Where the tokens of an attention come from; by a further run to this attention where patches overlap."""
     call, met = seen.calls[number], seen.survey.entries[number]
     tokens = entering(call, met, seen.count)
-    if (
-        len(size) == 3 and len(tokens) % seen.count == 0
-    ):  # a video: attention over time alone has the places in its batch
-        tokens = tokens.reshape(seen.count, -1, tokens.shape[-1])
+    if len(size) == 3 and call.shape[0] != seen.count and call.shape[0] % seen.count == 0:  # windows in the batch
+        tokens = call.v.transpose(1, 2).flatten(2).reshape(seen.count, -1, call.shape[1] * call.v.shape[-1])
     found = cut_places(tokens, seen.images) if seen.images.requires_grad and len(tokens) == seen.count else None
     if found is not None or seen.count == 1 or len(size) == 3:
         return found

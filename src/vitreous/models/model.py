@@ -300,7 +300,8 @@ class Model:
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
-            raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]), given or {})) from error
+            extent = (*images.shape[1:-3], *images.shape[-2:])
+            raise ModelError(self._why(error, extent, given or {})) from error
 
     def _detected(self, output: Tensor) -> Tensor:
         if self.detections is None:
@@ -315,10 +316,11 @@ class Model:
             return self.arguments.call(self._forward or self.module, images, given)
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
-    def _why(self, error: Exception, size: tuple[int, int], given: Given) -> str:
+    def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
         try:
-            usual = self.size
+            built = self.library.frames(self.module)
+            usual: Extent | None = self.size if built is None else (built, *self.size)
         except VitreousError:  # its preprocessing cannot be made, which is another matter
             usual = None
         missing = self.arguments.missing(given) if self._forward is None else []

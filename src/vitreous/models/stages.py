@@ -134,7 +134,7 @@ class Stage:
         return bool((self.queries.slots_of_place > 1).any())
 
     def asked(self, carried: Behind) -> Queries:
-        """As `gather`, for weights of A ⊙ ∂y/∂A: what the copies of a token gain adds up, as each has its part of ∂y."""
+        """As `gather`, for rows of A ⊙ ∂y/∂A: what the copies of a token gain adds up, as each has its part of ∂y."""
         times = self.queries.slots_of_place.to(carried)
         return self.queries.gather(self.here(carried) * times)
 

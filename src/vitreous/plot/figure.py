@@ -253,7 +253,8 @@ def explained_strips(
 ) -> Sheet:
     """One video: a strip for each method and target, one under the other."""
     told = " · ".join(f"{label} {number:.4g}" if values else f"{label} {number:.2f}" for label, number in top[:BEST])
-    rows = [(one, 0, head) for column in columns for one, head in zip_longest(column, heads, fillvalue="") if one]
+    named = [*heads, *[""] * max(map(len, columns))]
+    rows = [(one, 0, head) for column in columns for one, head in zip(column, named) if one is not None]
     return strip_figure(rows, cells=cells, told=told)
 
 

@@ -60,6 +60,14 @@ def as_model(model: Any) -> Model:
     return model if isinstance(model, Model) else load(model)
 
 
+def of_images(model: Model, what: str) -> Model:
+    """The model; raise if it takes videos and `what` works with images."""
+    if model.frames is None:
+        return model
+    said = f"{model.name} takes videos, and {what} with images"
+    raise Unsupported(f"{said}; explain, evaluate and the command vitreous explain take videos")
+
+
 def of_model(trace: Trace, model: Any) -> Trace:
     """Return the trace; raise if `model` is given and is not the model of the trace."""
     if model is None:

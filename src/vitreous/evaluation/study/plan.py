@@ -25,7 +25,7 @@ from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.models.origin import Origin
 from vitreous.models.output import Form, Meaning
-from vitreous.trace.apply import as_model, images_at_once, read_target
+from vitreous.trace.apply import as_model, images_at_once, of_images, read_target
 from vitreous.trace.target import no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
@@ -51,12 +51,12 @@ class Source:
 
     def load(self, device: str | torch.device | None = None) -> Model:
         if self.ready is not None:
-            return as_model(self.ready)
+            return of_images(as_model(self.ready), "a study works")
         from vitreous.models.load import load
 
         rest: dict[str, Any] = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe}
         rest |= {"bands": self.bands, "output": self.output}
-        return load(self.spec, self.weights, device, self.dtype, **rest)
+        return of_images(load(self.spec, self.weights, device, self.dtype, **rest), "a study works")
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,8 +52,8 @@ def grad_rollout(
         stage = trace.layout.stage(left)
         carried = stage.joined(carried, joins[left]) if left in joins else carried
         if stage.repeats:
-            means = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
-            onward = repeated_step(carried.to(means), stage, means, 0.5)
+            a = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
+            onward = repeated_step(carried.to(a), stage, a, 0.5)
         elif trace.layout.stages:
             row = stage.gather(carried)
             if discard > 0:
