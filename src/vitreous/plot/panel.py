@@ -39,6 +39,8 @@ class Panel:
     def of(cls, attribution: Explained, index: int, photo: Image.Image | None, cells: bool) -> Panel:
         """The map over its image, or alone where there is none."""
         map = attribution.map[index].detach().float().cpu().numpy()
+        inside = ~np.isnan(map)
+        map = map[inside.any(-1)][:, inside.any(-2)] if inside[0, 0] else map  # beyond a smaller map than another's
         signed, control = attribution.signed, colour.is_control(attribution.method)
         ends = colour.limits(map, signed, colour.is_level(attribution.method))
         if photo is None:

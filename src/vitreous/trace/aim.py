@@ -34,13 +34,14 @@ class Aimed(Trace):
 
 def aimed(trace: Trace, target: Target, index: int) -> Aimed:
     """A trace of one image with the read-out of a target, which is fixed on the images of the trace."""
-    own, one = Aimed(trace.model, trace.images[index : index + 1]), target.of_image(index)
+    inputs, one = trace.inputs.of_images([index]), target.of_image(index)
+    own = Aimed(trace.model, trace.images[index : index + 1], inputs)
     own.autocast, own.frames = trace.autocast, trace.frames.of(index)
     layout = own.layout
     if layout.pooled or (layout.obstacle is not None and not layout.stages):
         return own
     with torch.inference_mode(False), torch.enable_grad():
-        seen = surveyed(own.model, own.images.detach().clone().requires_grad_(), grad=True)
+        seen = surveyed(own.model.sampled(own.inputs), own.images.detach().clone().requires_grad_(), grad=True)
         own.layout = read_by(seen, one(seen.output, seen.output), layout, own.model.name)
     return own
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitreous._support.memory import capturing
 from vitreous.errors import TargetError
-from vitreous.models.model import Model, capturing
+from vitreous.models.model import Model
 from vitreous.models.output import Meaning, Of, along_classes
 from vitreous.types import Output, Scores
 
@@ -184,7 +185,7 @@ class Top(Target):
         return output.gather(1, output.detach().topk(self.rank, -1).indices[:, -1:])[:, 0]
 
     def check(self, model: Model, outputs: int) -> None:
-        if not 1 <= self.rank <= outputs:
+        if self.rank < 1 or (self.rank > outputs and model.detections is None):
             raise TargetError(f"{self} is out of range: {model.name} has {outputs} outputs")
 
     def fix(self, output: Output) -> Target:

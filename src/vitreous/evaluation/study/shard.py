@@ -18,6 +18,7 @@ from vitreous.errors import explained
 from vitreous.evaluation.leaderboard import PERMANENT, label_target, pool_of
 from vitreous.evaluation.study.kind import Kind, Outcome, Scene
 from vitreous.evaluation.study.plan import Recipe, Shard
+from vitreous.images.beside import rows_of
 from vitreous.images.readers import Batch, Loaded
 from vitreous.images.samples import Sample
 from vitreous.metrics.case import no_target
@@ -90,6 +91,11 @@ class Rows:
         if data and asked not in pools:
             pools[asked] = pool_of(self.model, data[self.shard.model], asked)
         return pools.get(asked)
+
+    def beside(self, numbers: list[int]) -> dict[str, np.ndarray] | None:
+        """What the network gets beside some of the images."""
+        inputs, first = self.shard.inputs, self.shard.first
+        return None if inputs is None else rows_of(inputs, [number - first for number in numbers])
 
     def sample(self, number: int) -> Sample:
         return self.shard.samples[number - self.shard.first]
@@ -170,7 +176,7 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
     found: dict[Place, dict[str, Any]] = {}
     alone = len(batch) == 1
     try:
-        trace = Trace(rows.model, torch.as_tensor(batch.images))
+        trace = Trace(rows.model, torch.as_tensor(batch.images), rows.beside(batch.numbers))
         trace.frames = replace(trace.frames, prepared=True)
         trace.whole()
         shown = [number in rows.loaded.photos for number in batch.numbers]

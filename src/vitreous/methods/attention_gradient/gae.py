@@ -53,7 +53,7 @@ def gae(
         left -= 1
         stage = trace.layout.stage(left)
         read = stage.joined(read, joins[left]) if left in joins else read
-        more = stage.scatter_keys(layer.gained(stage.gather(read) + stage.gather(gained)))
+        more = stage.scatter_keys(layer.gained(stage.asked(read) + stage.asked(gained)))
         if left >= start_layer:
             read, gained = stage.unmoved(read), stage.unmoved(gained) + more
 
