@@ -107,7 +107,7 @@ def read_geometry(
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
     if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
-        obstacle = replace(obstacle, said=SAMPLED)
+        obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
         found = replace(found, numbers=tuple(numbers), decoder=decoder)
     layers = read if obstacle else layer_numbers(seen, found)
