@@ -129,6 +129,11 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
+def capturing(images: Tensor) -> bool:
+    """Is a graph being recorded, so that nothing may be asked of the GPU?"""
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def later(value: Tensor) -> Callable[[], Tensor]:
     """What a GPU computes, to be asked for when it has got more to do: nothing behind it is waited for."""
     copied, there = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]

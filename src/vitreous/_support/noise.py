@@ -1,4 +1,4 @@
-"""Counter-based random normal numbers, which are the same on every device."""
+"""Random numbers of each image, which are the same on every device: counter-based normal ones, and their keys."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def uniform(bits: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return (bits.float() + 0.5) * 2.0**-32
 
 
-def image_keys(images: Tensor, seed: int) -> Tensor:
-    """A random key per image [B] that depends on the image and the seed, not on batch, device or precision."""
+def image_keys(images: Float[Tensor, "B *image"], seed: int) -> Int[Tensor, "B"]:
+    """A random key per image that depends on the image and the seed, not on batch, device or precision."""
     coarse = images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)  # the same for every precision
     odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
     marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from PIL import Image
 
 from vitreous.api import attribute_by_default
 from vitreous.attribution import Attribution, attribute_all
-from vitreous.cli.arguments import Settings, pick_methods
+from vitreous.cli.alike import Plan, explain_alike
+from vitreous.cli.arguments import Beside, Settings, pick_methods
+from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
 from vitreous.cli.results import (
     BATCH,
@@ -22,31 +24,28 @@ from vitreous.cli.results import (
     Batch,
     Summary,
     check_out,
-    find_pictures,
     named_file,
     tell_notes,
     work_through,
 )
 from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
+from vitreous.images.beside import read_inputs
+from vitreous.images.pictures import Picture
+from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
+from vitreous.models.output import Form as Shape
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
-from vitreous.trace.apply import images_at_once, is_aimed, read_target
+from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_target
 from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
+from vitreous.trace.region import predicted_shares, widest
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.types import Box
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The methods and their options."""
-
-    methods: list[Method]  # empty: the default, which depends on the model
-    everything: bool  # --method all: methods that do not work on this model are skipped
-    values: dict[str, dict[str, Any]]
+SEVERAL = r",\s*(?=[^,]*@|[^\W\d])"  # between targets at places: a comma inside a place is before a number
 
 
 def run(
@@ -56,19 +55,27 @@ def run(
     methods: str | None,
     target: str | None,
     settings: Settings,
+    beside: Beside,
     limit: int | None,
     out: Path,
     formats: tuple[str, ...],
     overwrite: bool,
     cells: bool,
     as_json: bool,
+    frames: int | None = None,
 ) -> None:
-    plan, found = make_plan(methods, settings), find_pictures(sources, limit)
-    folder, found, kinds = named_file(out, found, formats)
+    plan, given = make_plan(methods, settings), find_sources(sources, limit)
+    check_out(named_file(out, given, formats)[0] if len(given.files) == 1 else out)
+    model = with_frames(load(), frames)
+    folder, found, kinds = named_file(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_out(folder)
     if folder != out and NUMBERS in formats:
         kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
-    model = load()
+    check_film(kinds, model)
+    if beside.like is not None:
+        own = found.names[found.files[0]] if folder != out else None
+        explain_alike(model, plan, found.files, beside, target, folder, kinds, overwrite, as_json, own)
+    inputs = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
@@ -84,8 +91,11 @@ def run(
                 work([one])
 
     def explain_pictures(batch: Batch) -> None:
-        trace = Trace(model, [picture.image for _, picture in batch])
-        grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
+        numbers = [found.files.index(file) for file, _ in batch]
+        images = [p.image if isinstance(p, Picture) else p for _, p in batch]
+        trace = Trace(model, images, inputs and inputs.of_images(numbers))
+        views = Views([p for _, p in batch], model.preprocess, count=model.frames)
+        grid = explain_batch(trace, plan, targets, views, summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
@@ -110,6 +120,15 @@ def keeps_shapes(model: Model) -> bool:
         return False
     wide, high = (model.preprocess(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
     return wide != high
+
+
+def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:
+    """What the network gets beside the images; the model then knows of what kind it is."""
+    if file is None:
+        return None
+    given = as_inputs(model, read_inputs(file, images), images)
+    model.arguments.sample(given)
+    return given
 
 
 def make_plan(methods: str | None, settings: Settings) -> Plan:
@@ -166,7 +185,7 @@ def split_targets(text: str, model: Model) -> list[str]:
     except TargetError:
         if "," not in text:
             raise
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in re.split(SEVERAL if "@" in text else ",", text) if part.strip()]
     for part in parts:
         parse(part, model, outputs)
     return list(dict.fromkeys(parts))
@@ -193,9 +212,18 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
     model = trace.model
     if model.detections is not None:
         return [told_detection(trace, index, *one) for one in best_detections(trace.output[index], model, count)]
+    if model.form is Shape.DENSE:
+        return [told_area(trace, index, number) for number in widest(trace.output[index], model, count)]
     what = ("output", "value") if model.meaning is Meaning.VALUE else ("class", "probability")
     found = model.meaning.best(trace.output[index], count)
     return [{what[0]: number, "label": model.label(number), what[1]: share} for number, share in found]
+
+
+def told_area(trace: Trace, index: int, number: int) -> dict[str, Any]:
+    """One class with the share of the image where it is predicted; of a value, its mean."""
+    share = float(predicted_shares(trace.output[index], trace.model)[number])
+    what = ("output", "value") if trace.model.meaning is Meaning.VALUE else ("class", "area")
+    return {what[0]: number, "label": trace.model.label(number), what[1]: share}
 
 
 def told_detection(trace: Trace, index: int, cls: int, query: int, share: float, box: Box) -> dict[str, Any]:
@@ -263,5 +291,6 @@ def short(value: Any) -> str:
 def seen(entry: dict[str, Any]) -> str:
     top = entry["top"][:3]
     return ", ".join(
-        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t['probability']:.0%}") for t in top
+        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
+        for t in top
     )

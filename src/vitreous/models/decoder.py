@@ -46,12 +46,6 @@ def sees_image(tensor: Tensor | None, images: Tensor) -> bool:
     return bool(first_met(tensor.grad_fn, [begun]))
 
 
-def of_image(seen: Seen, numbers: list[int]) -> list[int]:
-    """Without the attention calls of a text, which do not depend on the image, if the others are all alike."""
-    found = [i for i in numbers if sees_image(seen.calls[i].node, seen.images)]
-    return found if len({seen.calls[i].shape for i in found}) == 1 else numbers
-
-
 def find_decoder(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[int], Decoder] | None:
     """The attention calls of the encoder, and the decoder behind them; None if the network is not built so."""
     if not flow.known or not seen.images.requires_grad:

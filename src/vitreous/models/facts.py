@@ -21,6 +21,15 @@ class Facts:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._answers: dict[Hashable, Any] = {}
+        self._kinds: dict[Hashable, Facts] = {}
+
+    def of_kind(self, kind: Hashable) -> Facts:
+        """What was found out with inputs of one kind, or with other arguments as the image; under the same lock."""
+        if not kind:
+            return self
+        found = self._kinds.setdefault(kind, Facts())
+        found.lock = self.lock
+        return found
 
     def find(self, question: Hashable, answer: Callable[[], T]) -> T:
         """The answer to a question; `answer` is called the first time."""
@@ -45,6 +54,8 @@ class Facts:
 
     def forget(self) -> None:
         self._answers.clear()
+        for kind in self._kinds.values():
+            kind.forget()
 
 
 _FACTS: WeakKeyDictionary[nn.Module, Facts] = WeakKeyDictionary()

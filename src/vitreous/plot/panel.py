@@ -13,6 +13,7 @@ from vitreous.plot import colour
 from vitreous.plot.explained import Explained
 from vitreous.plot.outline import outlined
 from vitreous.plot.overlay import bare, overlay, paint
+from vitreous.plot.region import surrounded
 from vitreous.plot.sheet import HEAD, PALE, QUIET, SMALL, Sheet, compact, printable
 from vitreous.registry import METHODS
 
@@ -38,6 +39,8 @@ class Panel:
     def of(cls, attribution: Explained, index: int, photo: Image.Image | None, cells: bool) -> Panel:
         """The map over its image, or alone where there is none."""
         map = attribution.map[index].detach().float().cpu().numpy()
+        inside = ~np.isnan(map)
+        map = map[inside.any(-1)][:, inside.any(-2)] if inside[0, 0] else map  # beyond a smaller map than another's
         signed, control = attribution.signed, colour.is_control(attribution.method)
         ends = colour.limits(map, signed, colour.is_level(attribution.method))
         if photo is None:
@@ -47,8 +50,9 @@ class Panel:
         numbers = map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
         around = attribution.boxes[index] if attribution.boxes else None
-        photo = None if photo is None else outlined(photo, around)
-        return cls(photo, outlined(picture, around), ends, span, signed, control)
+        region = attribution.regions[index] if attribution.regions else None
+        photo = None if photo is None else surrounded(outlined(photo, around), region)
+        return cls(photo, surrounded(outlined(picture, around), region), ends, span, signed, control)
 
     @classmethod
     def unsigned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
 from vitreous.capture.capture import Capture, Enough, Forms
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering, own_thread
 from vitreous.errors import ModelError, Unsupported
+from vitreous.models.inputs import Given
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.trace.target import Target
@@ -60,7 +62,12 @@ class Run:
     leave: Edit | None = None  # applied to the tokens that leave the last block
     count: int | None = None  # the number of images after `enter` or `leave`
     extend: Extend | None = None  # rows to append after the last block
+    extend_since: int = 0  # the first layer whose tokens it is given
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
+    rows: tuple[int, ...] | None = (
+        None  # the image that each row belongs to, whose inputs it gets; None: row i, image i
+    )
+    noise: bool = False  # the images are those of the layout run, with the inputs that they had there
 
     @classmethod
     def to_output(cls) -> Run:
@@ -98,9 +105,13 @@ class Run:
         """Change the tokens that leave the last block to those of `count` images, of any number of tokens."""
         return replace(self, leave=change, count=count)
 
-    def extended(self, extend: Extend) -> Run:
-        """Append rows made from the outputs of all blocks after the last one; no gradient passes between blocks."""
-        return replace(self, extend=extend)
+    def extended(self, extend: Extend, since: int = 0) -> Run:
+        """Append rows made from the outputs of the blocks from layer `since` on; no gradient passes between these."""
+        return replace(self, extend=extend, extend_since=since)
+
+    def of(self, rows: Sequence[int]) -> Run:
+        """Say which image each row (of the images, or after `enter`, `leave` and `extend`) belongs to."""
+        return replace(self, rows=tuple(rows))
 
     def inside(self, context: Callable[[], AbstractContextManager[Any]]) -> Run:
         """Run within a context of our own hooks (foreign hooks require complete forward passes)."""
@@ -145,12 +156,19 @@ def is_followed(record: Finished) -> bool:
     return record.leaf is not None and all(layer.followed for layer in record.layers)
 
 
-def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bool) -> Finished | Stopped:
-    """Run the model."""
-    device, rows = images.device.type, how.count or len(images)
+def perform(
+    model: Model, layout: Layout, images: Images, how: Run, autocast: bool, given: Given | None = None
+) -> Finished | Stopped:
+    """Run the model. `given`: what each row gets beside its image; then there are as many images as rows."""
+    device, rows, count = images.device.type, how.count or len(images), len(images)
     output = None
+    if given:
+        images = images if len(how.rows or images) == count else one_each(images, how)
+        rows = len(images)
     if (how.grad or how.layer is not None) and not model.has_gradients:
         raise Unsupported(f"{model.name} has int8 weights, which pass no gradient on; try attention, occlusion or rise")
+    if how.layer is not None and not layout.entries:
+        raise Unsupported(f"{model.name} has no visible tokens before its attention, which this method needs")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(how.grad))
@@ -162,15 +180,16 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         if how.leave is not None:
             stack.callback(leaving(model, layout, how.leave).remove)
         if how.extend is not None:
-            stack.enter_context(extending(model, layout, how.extend))
+            stack.enter_context(extending(model, layout, how.extend, count, how.extend_since))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
         if how.narrow is not None and not still.hooked:
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
-        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit)
+        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
-        output = run_extended(model, images) if how.extend is not None else model.run(images)
+        call = partial(model.run, images, given) if given else partial(model.run, images)
+        output = call() if how.extend is None else run_extended(model, call)
     layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
     if output is None:
         return Stopped(images, layers, how.since)
@@ -190,10 +209,16 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
     )
 
 
-def run_extended(model: Model, images: Images) -> Tensor:
+def one_each(images: Images, how: Run) -> Images:
+    """An image for each row: the blocks would get more rows than the network has inputs."""
+    assert how.rows is not None
+    return images.expand(len(how.rows), *images.shape[1:]) if len(images) == 1 else images[list(how.rows)]
+
+
+def run_extended(model: Model, call: Callable[[], Tensor]) -> Tensor:
     """A forward pass with more rows behind its blocks than images."""
     try:
-        return model.run(images)
+        return call()
     except Unsupported:
         raise
     except ModelError as error:
@@ -206,7 +231,7 @@ def run_extended(model: Model, images: Images) -> Tensor:
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
     """The block module of a layer."""
     if len(layout.blocks) != layout.layers:
-        raise Unsupported(f"{model.name} does not keep each layer in a module of its own, which this method needs")
+        raise Unsupported(f"{model.name} {layout.no_blocks}, which this method needs; try gae, rollout or gradient")
     return model.module.get_submodule(layout.blocks[layer])
 
 
@@ -241,24 +266,38 @@ def leaving(model: Model, layout: Layout, change: Edit) -> RemovableHandle:
     return last.register_forward_hook(own_thread(replaced))
 
 
-def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
-    """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last."""
-    blocks = [block_of(model, layout, i) for i in range(layout.layers)]
-    taken: list[Tensor] = []  # [B N D] each
+def is_normed(tokens: Tensor, before: Tensor) -> bool:
+    """Whether tokens are those of a leaf behind one layer norm, as between an encoder and the blocks of its pool."""
+    made = tokens.grad_fn
+    if made is None or not made.name().startswith("NativeLayerNorm"):
+        return False
+    return getattr(made.next_functions[0][0], "variable", None) is before
+
+
+def extending(model: Model, layout: Layout, extend: Extend, count: int, since: int) -> ExitStack:
+    """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last.
+
+    `count`: the rows of the images themselves; further ones, which have inputs of their own, are replaced.
+    """
+    blocks = [block_of(model, layout, i) for i in range(since, layout.layers)]
+    taken: list[Tensor] = []  # [B N D] or [B h w D] each
     sent: list[Tensor] = []
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         got = args[0] if args else next(iter(kwargs.values()))
-        if sent and got is not sent[-1]:
+        if sent and got is not sent[-1] and not is_normed(got, sent[-1]):
             raise Unsupported(f"{model.name} does not pass its tokens from block to block, which this method needs")
 
     def note(module: nn.Module, args: Any, out: Any) -> Any:
         stream = out[0] if isinstance(out, tuple) else out
-        taken.append(stream.movedim(layout.batch_axis, 0))
+        if not isinstance(stream, Tensor):
+            raise Unsupported(f"{model.name} does not pass its tokens from block to block, which this method needs")
+        own = stream.narrow(layout.batch_axis, 0, count)
+        taken.append(own.movedim(layout.batch_axis, 0))
         if len(taken) < len(blocks):
             onward = stream.detach().requires_grad_()
         else:
-            onward = torch.cat([stream, extend(tuple(taken)).movedim(0, layout.batch_axis)], layout.batch_axis)
+            onward = torch.cat([own, extend(tuple(taken)).movedim(0, layout.batch_axis)], layout.batch_axis)
         sent.append(onward)
         return (onward, *out[1:]) if isinstance(out, tuple) else onward
 

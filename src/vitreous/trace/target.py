@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitreous._support.memory import capturing
 from vitreous.errors import TargetError
-from vitreous.models.model import Model, capturing
+from vitreous.models.model import Model
 from vitreous.models.output import Meaning, Of, along_classes
 from vitreous.types import Output, Scores
 

@@ -15,16 +15,18 @@ from vitreous.errors import ModelError, OptionError, Unsupported, one_line
 from vitreous.inspect.outliers.mlps import Mlp, find_mlps
 from vitreous.inspect.outliers.registers import RATIO, registers
 from vitreous.inspect.view import AnyModel, refuse_view
+from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.libraries import PREFIXES
 from vitreous.models.model import Model
 from vitreous.models.register_tokens import ExtendedBlock, MovedUnits
 from vitreous.models.register_tokens import Registers as Tokens
 from vitreous.models.survey_run import noise_images
-from vitreous.trace.apply import as_model
+from vitreous.trace.apply import as_model, of_images
 from vitreous.trace.perturb.drop_tokens import lean_run
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
+from vitreous.types import Extent
 
 Place = tuple[int, int]  # layer and unit
 
@@ -48,10 +50,10 @@ class Repaired(Model):
         self.neurons = neurons
         self.known_as = original.known_as
 
-    def layout_at(self, size: tuple[int, int]) -> Layout:
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this size; it names the registers."""
         start = self.registers.at
-        return replace(super().layout_at(size), added=tuple(range(start, start + self.registers.count)))
+        return replace(super().layout_at(size, inputs), added=tuple(range(start, start + self.registers.count)))
 
 
 def with_registers(
@@ -74,7 +76,7 @@ def with_registers(
         raise OptionError(f"count={count}: give at least one register")
     if (neurons is None) == (images is None):
         raise OptionError("give with_registers either neurons=[(layer, unit), …] or images on which to find them")
-    original = as_model(model)
+    original = of_images(as_model(model), "with_registers works")
     trace = Trace(original, noise_images(original, original.size)[:1])
     refuse_repair(trace)
     places = listed(neurons) if neurons is not None else found_on(original, images, most, ratio)
@@ -197,7 +199,10 @@ def check_extended(trace: Trace, repaired: Repaired) -> None:
         gone = torch.zeros(1, own.layout.tokens, dtype=torch.bool, device=own.images.device)
         gone[:, list(own.layout.added)] = True
         same = own.layout.obstacle is None and own.layout.patch_tokens == shifted(trace.layout, repaired.registers)
-        same = same and near(lean_run(own, own.images, gone).output, trace.run(trace.images, Run.to_output()).output)
+        same = same and near(
+            lean_run(own, own.images, gone, rows=range(len(own))).output,
+            trace.run(trace.images, Run.to_output()).output,
+        )
     except ModelError as error:
         raise Unsupported(f"{said}, so no register can be added ({one_line(error, 120)})") from error
     if not same:

@@ -39,8 +39,11 @@ def attention(
         Literal["none", "mean", "min", "max"], Field(description="over all layers, in place of one layer")
     ] = "none",
     query: Annotated[
-        Literal["read-out"] | tuple[int, int],
-        Field(description="whose attention: the tokens that the classifier reads, or the patch (row, column)"),
+        Literal["read-out"] | tuple[int, int] | tuple[int, int, int],
+        Field(
+            description="whose attention: the tokens that the classifier reads, or the patch (row, column); of a "
+            "video, the tubelet (time, row, column)"
+        ),
     ] = "read-out",
 ) -> Map:
     """How much the tokens that the classifier reads attend to each patch, in one layer or over all; a first look, the
@@ -66,14 +69,15 @@ def attention(
     return trace.map(over_layers(torch.stack(rows), across))
 
 
-def staged_map(trace: Trace, number: int, layer: Attention, heads: str | int, query: str | tuple[int, int]) -> Map:
+def staged_map(trace: Trace, number: int, layer: Attention, heads: str | int, query: str | tuple[int, ...]) -> Map:
     """The map of one layer that attends in windows or over pooled keys, on the finest grid."""
-    stage, grid = trace.layout.stage(number), trace.layout.grid
+    stage = trace.layout.stage(number)
     if isinstance(query, str):
         row = stage.gather(read_behind(trace, number))
     else:
         patch_token(trace, query)  # in range
-        row = stage.queries.gather(stage.at(query, grid).to(trace.readout).expand(len(trace), -1))
+        cell = sum(query[:-2]) * trace.layout.grid[0] + query[-2], query[-1]
+        row = stage.queries.gather(stage.at(cell, trace.layout.lattice).to(trace.readout).expand(len(trace), -1))
     read = fuse_heads(layer.read(row.to(layer.wide)), heads)  # [B·W M]
     return trace.map(stage.scatter_keys(read), number)
 
@@ -86,12 +90,16 @@ def read_behind(trace: Trace, number: int) -> Row:
     return carried
 
 
-def patch_token(trace: Trace, query: tuple[int, int]) -> int:
-    """The token of the patch at (row, column)."""
-    (h, w), (row, column) = trace.layout.grid, query
-    if not (0 <= row < h and 0 <= column < w):
-        raise OptionError(f"query={row},{column} is out of range: the grid has {h} rows and {w} columns of patches")
-    return trace.layout.token(row, column)
+def patch_token(trace: Trace, query: tuple[int, ...]) -> int:
+    """The token of the patch at (row, column), or of the tubelet at (time, row, column)."""
+    cells, said = trace.layout.cells, f"query={','.join(map(str, query))}"
+    axes = ("times", "rows", "columns")[-len(cells) :]
+    there = ", ".join(f"{count} {axis}" for count, axis in zip(cells, axes))
+    if len(query) != len(cells):
+        raise OptionError(f"{said}: give {len(cells)} numbers, one for each axis of the grid ({there})")
+    if not all(0 <= place < count for place, count in zip(query, cells)):
+        raise OptionError(f"{said} is out of range: the grid has {there} of patches")
+    return trace.layout.token(*query)
 
 
 def over_layers(rows: Tensor, across: str) -> Tensor:

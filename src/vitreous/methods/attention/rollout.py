@@ -10,9 +10,18 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, trim, trim_slots, whole
+from vitreous.methods.common import (
+    check_start,
+    fuse_heads,
+    keeps_all,
+    need_positive_rows,
+    repeated_step,
+    trim,
+    trim_slots,
+    whole,
+)
 from vitreous.methods.decoded import read_through
-from vitreous.models.stages import Stage
+from vitreous.models.stages import Behind, Places, Stage
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -49,21 +58,22 @@ def rollout(
     formed = Formed(heads)
     layers = trace.formed(formed)
     check_start(trace, start_layer)
+    need_positive_rows(trace, "rollout", layers[start_layer:], heads, residual)
     through = trace.layout.decoder is not None
     carried: Row = read_through(trace, heads, discard, residual) if through else trace.readout  # [B N]
     carried = carried.to(layers[-1].wide)
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
-        carried = carried + joins[number].to(carried) if number in joins else carried
+        stage = trace.layout.stage(number)
+        carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
         if trace.layout.stages:
-            stage = trace.layout.stage(number)
             carried = staged_step(carried, stage, layer, heads, discard, residual, trace.layout.reads_special)
         elif discard > 0:
             a = whole(layer, heads) if a is None else a
             carried = step(carried, trim(a, discard, trace.layout.readout), residual)
-        elif heads == "mean":  # rows of a mean of softmaxes already sum to one
+        elif heads == "mean" and not layer.mixed:  # rows of a mean of softmaxes already sum to one
             moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
             carried = residual * carried + (1 - residual) * moved
         else:
@@ -73,19 +83,25 @@ def rollout(
 
 
 def staged_step(
-    carried: Row, stage: Stage, layer: Attention, heads: str, discard: float, residual: float, special: bool
-) -> Row:
+    carried: Behind, stage: Stage, layer: Attention, heads: str, discard: float, residual: float, special: bool
+) -> Places:
     """One factor of the product where tokens attend in windows or over pooled keys.
 
     `special`: only special tokens are read, so only their attention to themselves is never discarded.
     """
     row = stage.gather(carried)  # [B·W n]
-    if heads == "mean" and discard == 0:
+    real = stage.key_mask(row)
+    if heads == "mean" and discard == 0 and real is None and not layer.mixed:
         return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
+    if stage.repeats:
+        a = whole(layer, heads)
+        a = a if discard == 0 else trim_slots(a, discard, stage, stage.own(special, carried.device))
+        copies = stage.asked(stage.queries.slots_of_place.to(carried).expand_as(carried))  # of each query
+        return repeated_step(carried, stage, a / copies[:, :, None], residual)
     if discard == 0:
-        return stage.onward(carried, *split(row, fused(layer, heads), residual))
+        return stage.onward(carried, *split(row, fused(layer, heads), residual, real))
     a = trim_slots(whole(layer, heads), discard, stage, stage.own(special, carried.device))
-    return stage.onward(carried, *split(row, [(slice(None), slice(None), a)], residual))
+    return stage.onward(carried, *split(row, [(slice(None), slice(None), a)], residual, real))
 
 
 def fused(layer: Attention, heads: str) -> Iterator[tuple[slice, slice | list[int], Tensor]]:

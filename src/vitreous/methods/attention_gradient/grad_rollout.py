@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, split, step
-from vitreous.methods.common import GradientRules, check_start, following, keeps_all, trim, trim_slots
+from vitreous.methods.common import GradientRules, check_start, following, keeps_all, repeated_step, trim, trim_slots
 from vitreous.methods.decoded import gradient_steps, refuse_rules, rolled
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -49,15 +49,18 @@ def grad_rollout(
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        carried = carried + joins[left] if left in joins else carried
         stage = trace.layout.stage(left)
-        if trace.layout.stages:
+        carried = stage.joined(carried, joins[left]) if left in joins else carried
+        if stage.repeats:
+            a = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
+            onward = repeated_step(carried.to(a), stage, a, 0.5)
+        elif trace.layout.stages:
             row = stage.gather(carried)
             if discard > 0:
                 trimmed = trim_slots(layer.means(), discard, stage)
-                kept, moved = split(row, [(slice(None), slice(None), trimmed)], 0.5)
+                kept, moved = split(row, [(slice(None), slice(None), trimmed)], 0.5, stage.key_mask(row))
             else:
-                kept, moved = layer.split(row)
+                kept, moved = layer.split(row, stage.key_mask(row))
             onward = stage.onward(carried.to(kept), kept, moved)
         elif discard > 0:
             means = [(images, rows, product.mean(1).clamp_min_(0)) for images, rows, _, product in layer.chunks]

@@ -15,7 +15,6 @@ from vitreous.metrics.case import Case, Measured, widened
 from vitreous.metrics.pool import Pool
 from vitreous.models.layout import Layout
 from vitreous.registry import metric
-from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Scores
 
 Spans = Sequence[tuple[float | int, float | int]]  # where each row (or column) of a map begins and ends
@@ -37,7 +36,7 @@ def grid_pg(
     """
     pool, trace = case.rerun_among_others(), case.trace
     images, cells = pool.keep(("grid_pg", n, seed, *case.numbers), lambda: compose(case, pool, n, seed))
-    maps = case.again(Trace(trace.model, images))
+    maps = case.again(trace.like(images))
     down, across = (parts(spans_of(trace.layout, maps, axis, trace.size), trace.size[axis], n) for axis in (0, 1))
     return Measured(in_cells(maps, torch.tensor(cells), down, across))
 
