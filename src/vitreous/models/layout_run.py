@@ -111,7 +111,7 @@ def read_geometry(
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
     if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
-        obstacle = replace(obstacle, said=SAMPLED)
+        obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
         foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
         found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
