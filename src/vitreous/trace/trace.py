@@ -19,9 +19,8 @@ from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
-from vitreous.trace.batch import Batch
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, score_of
+from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
