@@ -390,6 +390,7 @@ LONG = (
         "bridges.md",
         "coming-from.md",
         "concepts.md",
+        "inputs.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",
