@@ -20,6 +20,7 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
+from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -89,6 +90,11 @@ def read_geometry(
     read = flow.read() if flow.known else list(range(len(seen.calls)))
     chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    if branches and unlike([seen.calls[i] for i in read]) is None:
+        branch = find_branches(model, seen, read, ends, candidates(survey, size, seen.images.shape[1]), size)
+        if branch is not None:
+            return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
@@ -121,7 +127,7 @@ def read_geometry(
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(met.entry for met in ways if met) if all(ways) else (),
         sequence_first=any(met is not None and met.tokens.ndim > 2 and met.tokens.shape[0] != seen.count for met in ways),
-        footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
+        footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
@@ -133,6 +139,12 @@ def read_geometry(
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
     split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
     return replace(found, pooled=pooled, pool=pool, calls=None if pooled or split else layers[-1] + 1)
+
+
+def footprint(seen: Seen) -> tuple[int, int]:
+    """The bytes that one image takes: without gradients, and with."""
+    memory = seen.survey.memory
+    return 6 * memory.largest // seen.count, 3 * memory.made // (2 * seen.count)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:

@@ -39,7 +39,7 @@ class Model:
     `classifier` says whether its output is class scores, `output` what its numbers mean: "logits", "sigmoid", "softmax"
     (it returns probabilities), "value" (a regression) or "auto"; `layout` replaces what the layout run finds.
     `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
-    figures show.
+    figures show. `branch`: of a network that sees patches of several sizes (CrossViT), the one that maps show.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Model:
         layout: Layout | None = None,
         channels: int | None = None,
         bands: Sequence[int] | int | None = None,
+        branch: int | None = None,
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
-        self.net = net
-        self.module = unwrap(net)
+        self.net, self.module = net, unwrap(net)
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -76,7 +76,7 @@ class Model:
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
         self._layouts: dict[tuple[int, int], Layout] = {}
-        self._given_layout = layout
+        self._given_layout, self.branch = layout, branch
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
         self.form = Form.VECTOR  # how its output is laid out; known after the first run
