@@ -30,6 +30,7 @@ from vitreous.models.stages_run import (
     find_step,
     merged_grids,
     own_grids,
+    place_by_earlier,
     place_made,
     run_unmixed,
     slots_at,
@@ -120,10 +121,12 @@ def measured(model: Network, steps: Sequence[Step], cuts: list[Grid], size: tupl
     image = noise_images(model, size)[:1].requires_grad_()
     entered = run_unmixed(model, image, steps)
     lines = [torch.arange(float(size[0]))[:, None].expand(size), torch.arange(float(size[1])).expand(size)]
-    placed, cls = [], []
+    placed: list[Placed] = []
+    cls: list[int] = []
     for step in steps:
-        tokens, grids = by_image(entered[step.met.entry], 1), merged_grids(cuts)
-        here = place_made(tokens, image, lines, size, own_grids(step.met.tokens, grids), 1)
+        tokens, grids = by_image(entered[step.met.entry], 1), own_grids(step.met.tokens, merged_grids(cuts))
+        here = place_by_earlier(tokens, [entered[one.met.entry] for one in steps], placed, grids)
+        here = here or place_made(tokens, image, lines, size, grids, 1)
         if here is None or here.special != 1 or step.queries is None or step.keys is None or step.rows.windows != 1:
             return None
         placed.append(here)
