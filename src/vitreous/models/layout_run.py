@@ -20,6 +20,7 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
+from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.decoder import entry_of, find_decoder
 from vitreous.models.divided import find_divided
@@ -104,6 +105,11 @@ def read_geometry(
         read, decoder = find_decoder(seen, flow, every) or (read, None)
         chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    if branches and unlike([seen.calls[i] for i in read]) is None:
+        branch = find_branches(model, seen, read, ends, candidates(survey, size, seen.images.shape[1]), size)
+        if branch is not None:
+            return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
@@ -144,7 +150,7 @@ def read_geometry(
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
         sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
-        footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
+        footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
@@ -168,6 +174,12 @@ def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) ->
     """Whether the first axis of the tokens is not that of the images; `windows`: they may share it with windows."""
     leading = [len(met.tokens) for met in ways if met is not None and met.tokens.ndim > 2]
     return any(size % images > 0 if windows else size != images for size in leading)
+
+
+def footprint(seen: Seen) -> tuple[int, int]:
+    """The bytes that one image takes: without gradients, and with."""
+    memory = seen.survey.memory
+    return 6 * memory.largest // seen.count, 3 * memory.made // (2 * seen.count)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:

@@ -305,6 +305,8 @@ def place_by_earlier(
 ) -> Placed | None:
     """By the tokens of the layer before, or of an earlier one where only CLS passes through that (class attention)."""
     for before, placed in reversed(list(zip(entered, found))):
+        if torch.autograd.grad(tokens.sum(), [before], retain_graph=True, allow_unused=True)[0] is None:
+            continue
         lines = [in_axes(line, before) for line in placed.lines()]
         here = place_made(tokens, before, lines, placed.grid, shapes, 1)
         if here is not None:
