@@ -168,7 +168,7 @@ class Attribution:
         return overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
 
     def save(self, path: str | Path) -> Path:
-        """Save a figure (.png, .svg, .pdf, …), the raw maps with their provenance (.npz), or a film of a video (.gif)."""
+        """Save a figure (.png, .svg, .pdf, …), raw maps with their provenance (.npz), or a film of a video (.gif)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
             save_arrays(file, {"map": self.map.cpu().numpy()}, mark_of({"map": self}))

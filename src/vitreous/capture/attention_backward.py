@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -30,7 +30,7 @@ class Shown:
     def __init__(self, chunks: Chunks) -> None:
         self.chunks = chunks
 
-    def gained(self, weights: Row) -> Row:
+    def gained(self, weights: Float[Tensor, "B N"]) -> Row:
         """Σᵢ wᵢ·mean_h (Aᵢⱼ·∂y/∂Aᵢⱼ)⁺."""
         row = weights[:, None, None]  # [B 1 1 N]
         parts = ((i, (row[i][..., run_of(n)].to(p) @ p.clamp_min(0)).mean((1, 2))) for i, n, _, p in self.chunks)
@@ -48,10 +48,12 @@ class Shown:
             parts.setdefault(images.start, []).append(product.mean(1).clamp_min_(0))
         return torch.cat([torch.cat(rows, 1) for rows in parts.values()])
 
-    def split(self, row: Row) -> tuple[Row, Row]:
+    def split(
+        self, row: Float[Tensor, "B N"], real: Bool[Tensor, "B M"] | None
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B M"]]:
         """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys."""
         means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
-        return split(row, means, 0.5)
+        return split(row, means, 0.5, real)
 
 
 class Summed(Shown):
@@ -62,7 +64,7 @@ class Summed(Shown):
         self.layer, self.grad = layer, layer.fold(grad)
         self.rows = slice(None) if layer.only is None else run_of(layer.only)
 
-    def gained(self, weights: Row) -> Row:
+    def gained(self, weights: Float[Tensor, "B N"]) -> Row:
         def sums(grad: Tensor, weights: Tensor) -> Tensor:
             return self.layer.fused(grad).gained(weights[:, self.rows]).mean(1)
 
@@ -122,14 +124,20 @@ def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = 
     return onward
 
 
-def split(row: Row, parts: Iterable[tuple[slice, Rows, Float[Tensor, "B n M"]]], residual: float) -> tuple[Row, Row]:
+def split(
+    row: Float[Tensor, "B N"],
+    parts: Iterable[tuple[slice, Rows, Tensor]],
+    residual: float,
+    real: Bool[Tensor, "B M"] | None = None,
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B M"]]:
     """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys.
 
-    `parts`: images, rows and Ā, all rows in turn.
+    `parts`: images, rows and Ā, all rows in turn. `real`: the keys that are tokens, where some are padding.
     """
     kept: dict[int | None, list[Tensor]] = {}
     moved: list[tuple[slice, Tensor]] = []
     for images, rows, a in parts:
+        a = a if real is None else a * real[images, None]
         share = row[images][:, run_of(rows)].to(a) / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
         kept.setdefault(images.start, []).append(residual * share)
         moved.append((images, (1 - residual) * torch.einsum("bn,bnm->bm", share, a)))

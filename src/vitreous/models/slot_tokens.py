@@ -5,10 +5,14 @@ tokens, with the signs of one digit, is plus or minus that without signs if the 
 signs spell its number.
 
 Backwards (`slots_of_tokens`), where slots pool tokens: the same with the numbers of the slots, by gradients.
+
+On average (`centres`), where what they are made of overlaps: the mean place of it, each part by the square of its
+derivative.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +21,7 @@ from torch import Tensor
 from vitreous.models.stages import Rows
 
 PURE = 0.9  # how nearly a slot must be made of one token
+DRAWS = 128  # random directions, each of which counts for as many as a token is wide
 UNREAD = 1e-8  # of the largest energy: a smaller one is none
 
 
@@ -26,6 +31,10 @@ class Pairs:
 
     slot: Tensor
     token: Tensor
+
+    @property
+    def last(self) -> int:
+        return int(self.token.max())
 
     @property
     def several(self) -> bool:
@@ -39,13 +48,7 @@ def tokens_of_slots(slots: Tensor, tokens: Tensor, images: int) -> Tensor | None
     count = int(numbers.max()) + 1
     random = torch.Generator().manual_seed(3)
     along = torch.randn(tokens.shape, generator=random).to(tokens)
-    ask = torch.zeros_like(slots, requires_grad=True)
-    with torch.enable_grad():
-        (back,) = torch.autograd.grad(slots, [tokens], ask, create_graph=True, retain_graph=True)
-
-    def forwards(direction: Tensor) -> Tensor:
-        return torch.autograd.grad(back, [ask], direction, retain_graph=True)[0].double()
-
+    forwards = derivative(slots, tokens)
     plain = forwards(along)
     energy = plain.square().sum(-1)
     read = energy > UNREAD * energy.max()
@@ -62,6 +65,33 @@ def tokens_of_slots(slots: Tensor, tokens: Tensor, images: int) -> Tensor | None
         return None
     found = torch.where(found < 0, found, found % each)
     return found if (found == found[:1]).all() else None
+
+
+def derivative(made: Tensor, source: Tensor) -> Callable[[Tensor], Tensor]:
+    """The function from a direction of the source to the derivative of what is made of it."""
+    ask = torch.zeros_like(made, requires_grad=True)
+    with torch.enable_grad():
+        (back,) = torch.autograd.grad(made, [source], ask, create_graph=True, retain_graph=True)
+    return lambda direction: torch.autograd.grad(back, [ask], direction, retain_graph=True)[0].double()
+
+
+def centres(made: Tensor, source: Tensor, weights: Sequence[Tensor], axis: int) -> list[Tensor]:
+    """The mean of each of some numbers of the source, for every index of one axis of what is made of it.
+
+    `weights`: the numbers, NaN where the source does not count; NaN: made of nothing that counts.
+    """
+    forwards = derivative(made, source)
+    random = torch.Generator().manual_seed(5)
+    energy, sums = torch.zeros(()), [torch.zeros(())] * len(weights)
+    others = [i for i in range(made.ndim) if i != axis % made.ndim]
+    for _ in range(max(1, DRAWS // made.shape[-1])):
+        along = torch.randn(source.shape, generator=random).to(source) * ~weights[0].isnan()
+        plain = forwards(along)
+        energy = energy.to(plain) + plain.square().sum(others)
+        for k, weight in enumerate(weights):
+            sums[k] = sums[k].to(plain) + (forwards(along * weight.nan_to_num().to(along)) * plain).sum(others)
+    read = energy > UNREAD * energy.max()
+    return [torch.where(read, one / energy, torch.nan) for one in sums]
 
 
 def numbered(tokens: Tensor, images: int) -> Tensor:

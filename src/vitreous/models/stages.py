@@ -17,11 +17,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.models.token_places import Grid
-from vitreous.types import Row
+
+Places = Float[Tensor, "B places"]  # one number for each place of the tokens that enter a layer
+Behind = Float[Tensor, "B behind"]  # the same of the next layer
+Queries = Float[Tensor, "BW n"]  # one for each slot
+Keys = Float[Tensor, "BW m"]
 
 
 @dataclass(frozen=True)
@@ -72,20 +76,20 @@ class Slots:
         found = replace(self, slot=self.slot[kept], place=self.place[kept])
         return found if found.real.equal(self.real) else self  # else such tokens are merged too
 
-    def gather(self, carried: Row) -> Row:
+    def gather(self, carried: Places) -> Queries:
         """From places to slots, [B places] -> [B·W n]; a place that has several slots gives each an equal share."""
         slot, place, sharing = (t.to(carried.device) for t in (self.slot, self.place, self.slots_of_place))
         share = carried / sharing.clamp_min(1)
         return added(share[:, place], slot, self.count).reshape(-1, self.size)
 
-    def scatter(self, row: Row) -> Row:
+    def scatter(self, row: Queries) -> Places:
         """From slots to places, [B·W n] -> [B places]; a slot that stands for several places gives each its share."""
         slot, place, sharing = (t.to(row.device) for t in (self.slot, self.place, self.places_of_slot))
         share = row.reshape(-1, self.count) / sharing.clamp_min(1)
         return added(share[:, slot], place, self.places)
 
 
-def added(values: Row, index: Tensor, count: int) -> Row:
+def added(values: Tensor, index: Tensor, count: int) -> Tensor:
     """Σ of the values that go to each index."""
     return torch.index_add(values.new_zeros(len(values), count), 1, index, values)
 
@@ -109,11 +113,11 @@ class Stage:
     def windows(self) -> int:
         return self.queries.windows
 
-    def here(self, carried: Row) -> Row:
+    def here(self, carried: Behind) -> Places:
         """From the places of the next layer to those of this one."""
         return carried if self.merged is None else self.merged.scatter(carried)
 
-    def gather(self, carried: Row) -> Row:
+    def gather(self, carried: Behind) -> Queries:
         """The weight of every query, from that of every place of the next layer."""
         return self.queries.gather(self.here(carried))
 
@@ -122,31 +126,35 @@ class Stage:
         """Whether a token asks in several windows, as a CLS token that is repeated in each."""
         return bool((self.queries.slots_of_place > 1).any())
 
-    def asked(self, carried: Row) -> Row:
+    def asked(self, carried: Behind) -> Queries:
         """As `gather`, for rows of A ⊙ ∂y/∂A: what the copies of a token gain adds up, as each has its part of ∂y."""
         times = self.queries.slots_of_place.to(carried)
         return self.queries.gather(self.here(carried) * times)
 
-    def passing(self, carried: Row) -> Row:
+    def copies(self, like: Places) -> Queries:
+        """How many slots the token of each query has."""
+        return self.asked(self.queries.slots_of_place.to(like).expand_as(like))
+
+    def passing(self, carried: Behind) -> Places:
         """What stays with tokens that ask nothing in this layer."""
         here = self.here(carried)
         return here * (self.queries.slots_of_place == 0).to(here)
 
-    def scatter_queries(self, row: Row) -> Row:
+    def scatter_queries(self, row: Queries) -> Places:
         return self.queries.scatter(row)
 
-    def scatter_keys(self, row: Row) -> Row:
+    def scatter_keys(self, row: Keys) -> Places:
         return self.keys.scatter(row)
 
-    def onward(self, carried: Row, kept: Row, moved: Row) -> Row:
+    def onward(self, carried: Behind, kept: Queries, moved: Keys) -> Places:
         """The row before this layer, from what its queries keep and what goes to its keys."""
         return self.passing(carried) + self.scatter_queries(kept) + self.scatter_keys(moved)
 
-    def unmoved(self, carried: Row) -> Row:
+    def unmoved(self, carried: Behind) -> Places:
         """The places of this layer without its attention."""
         return self.passing(carried) + self.scatter_queries(self.gather(carried))
 
-    def at(self, cell: tuple[int, int], grid: Grid) -> Row:
+    def at(self, cell: tuple[int, int], grid: Grid) -> Places:
         """One at the place that covers this cell of a finer grid, zero elsewhere, [1 places]."""
         row, column = (int(covering(fine, own)[i]) for i, fine, own in zip(cell, grid, self.grid))
         found = torch.zeros(1, self.places)
@@ -157,6 +165,16 @@ class Stage:
     def pairs(self, device: torch.device) -> Bool[Tensor, "W N M"]:
         """Whether query and key are both tokens, and no padding."""
         return (self.queries.real[:, :, None] & self.keys.real[:, None, :]).to(device)
+
+    def asking(self, count: int, like: Tensor) -> int | Float[Tensor, "BW 1"]:
+        """How many of a window's `count` queries are tokens."""
+        real = self.queries.real.sum(1, keepdim=True).clamp_min(1).to(like)
+        return real.repeat(len(like) // len(real), 1)
+
+    def key_mask(self, row: Keys | Queries) -> Bool[Tensor, "BW m"] | None:
+        """Whether each key is a token, for as many windows as this row has; None if none is padding."""
+        real = self.keys.real
+        return None if real.all() else real.repeat(len(row) // len(real), 1).to(row.device)
 
     def own(self, special: bool, device: torch.device) -> Bool[Tensor, "W N M"]:
         """Whether query and key have a place in common; `special`: that of a special token."""
@@ -173,7 +191,7 @@ class Stage:
             left_slot, left_place = left_slot[more], left_place[more]
         return found.to(device)
 
-    def cells(self, carried: Row, grid: Grid) -> Row:
+    def cells(self, carried: Places, grid: Grid) -> Float[Tensor, "B cells"]:
         """The cells of a finer grid, each with its share, [B h·w]."""
         found = carried[:, self.special :]
         return found if grid == self.grid else covered(grid, self.grid, 0, 0).scatter(found)
@@ -188,23 +206,26 @@ class Plain(Stage):
     windows = 1
     repeats = False
 
-    def gather(self, carried: Row) -> Row:
+    def gather(self, carried: Behind) -> Queries:
         return carried
 
-    def asked(self, carried: Row) -> Row:
+    def asked(self, carried: Behind) -> Queries:
         return carried
 
-    def scatter_queries(self, row: Row) -> Row:
+    def scatter_queries(self, row: Queries) -> Places:
         return row
 
-    def scatter_keys(self, row: Row) -> Row:
+    def scatter_keys(self, row: Keys) -> Places:
         return row
 
-    def onward(self, carried: Row, kept: Row, moved: Row) -> Row:
+    def onward(self, carried: Behind, kept: Queries, moved: Keys) -> Places:
         return kept + moved
 
-    def unmoved(self, carried: Row) -> Row:
+    def unmoved(self, carried: Behind) -> Places:
         return carried
+
+    def asking(self, count: int, like: Tensor) -> int | Float[Tensor, "BW 1"]:
+        return count
 
 
 PLAIN = Plain()
@@ -225,10 +246,14 @@ def covered(fine: Grid, coarse: Grid, special: int, before: int) -> Slots:
 
 
 def covering(fine: int, coarse: int) -> Tensor:
-    """The coarse row of every fine one: merged by a whole number, what is left over dropped (−1), else evenly."""
-    numbers = torch.arange(fine)
+    """The coarse row of every fine one; −1 where it is left over."""
+    line = (torch.arange(fine) / scale_of(fine, coarse)).floor().long()
+    return torch.where(line < coarse, line, -1)
+
+
+def scale_of(fine: int, coarse: int) -> float:
+    """How many fine rows make a coarse one: a whole number, of which the last may have fewer, or be left over."""
     for scale in sorted(range(1, fine + 1), key=lambda s: (s & (s - 1) > 0, s)):  # powers of two first
         if coarse in (fine // scale, -(-fine // scale)):
-            line = numbers // scale
-            return torch.where(line < coarse, line, -1)
-    return numbers * coarse // fine
+            return scale
+    return fine / coarse

@@ -1,8 +1,8 @@
 """Measure the stages of a model with windows, pooled keys or merged patches; see stages.py for what they are.
 
 1. In the graph of the layout run: the tokens that the slots of every attention are made of (slot_tokens.py).
-2. In one run of coded images (token_places.py) in which every query is given its own value only, so that no token
-   learns of another: where in the image the tokens of every layer lie.
+2. In the graph of one run in which every query is given its own value only, so that attention mixes no tokens: where
+   the tokens of every layer lie, by those of the layer before.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import AtEntries, Entry
-from vitreous.capture.between_tokens import attends_tokens
+from vitreous.capture.attention_backward import AtEntries, Entry, Unfrozen
 from vitreous.capture.capture import Capture
 from vitreous.capture.survey import Met
+from vitreous.capture.unfused import PRODUCTS
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.slot_tokens import Pairs, rows_of, slots_of_tokens, tokens_of_slots
-from vitreous.models.stages import Rows, Slots, Stage, covered
+from vitreous.models.slot_tokens import Pairs, centres, numbered, rows_of, slots_of_tokens, tokens_of_slots
+from vitreous.models.stages import Rows, Slots, Stage, covered, scale_of
 from vitreous.models.survey_run import Network, Seen, noise_images
-from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
+from vitreous.models.token_places import Grid, Places, cut_places, even
+
+NEAR, MOST = 0.9, 0.9  # cells from its place, for so many: what overlaps much is measured roughly
+LEAST = 0.25  # of the distance between places that must be left
+
+ALIKE = 0.1  # of all tokens: channels are made of places that differ less
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,36 +73,28 @@ def find_stages(
 ) -> Found | str:
     """The stages of these attention calls, or why they cannot be found; `cuts`: grids that patches may be cut into."""
     try:
-        steps = [step for number in read if (step := find_step(seen, number)) is not None]
+        steps = [step for step in (find_step(seen, number) for number in read) if not between_channels(step)]
         if not any(step.queries is None or step.queries.several for step in steps):
             return "attends between channels, not between tokens"
         refuse_side_reads(flow, steps)
         patches = cut_places(by_image(steps[0].met.tokens, seen.count), seen.images)
-        fine = patches.grid if patches is not None else finest(steps[0].met.tokens, cuts, seen.count)
-        placed = place_tokens(model, steps, fine, merged_grids(fine, cuts), size)
+        grids = merged_grids(([] if patches is None else [patches.grid]) + cuts)
+        placed = place_tokens(model, steps, patches, grids, size)
         if patches is None:
-            patches = Places(fine, (), *(even(side, count) for side, count in zip(size, fine)))
+            grid = placed[0].grid
+            patches = Places(grid, (), *(even(side, count) for side, count in zip(size, grid)))
         return Found(tuple(join(steps, placed)), tuple(steps), tuple(placed), patches)
     except Unplaced as error:
         return str(error)
 
 
-def finest(tokens: Tensor, cuts: list[Grid], images: int) -> Grid:
-    """The grid of the first layer's tokens."""
-    count = by_image(tokens, images).shape[1]
-    grids = [grid for grid in own_grids(tokens, cuts) if math.prod(grid) <= count]
-    if not grids:
-        raise Unplaced("makes its tokens in a way that cannot be traced to patches of the image")
-    return max(grids, key=math.prod)
-
-
-def merged_grids(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
-    """The grids that later stages may have, which merge patches."""
+def merged_grids(grids: Sequence[Grid]) -> list[Grid]:
+    """These grids, and what they become where patches are merged."""
     scaled = [
-        (up(h / scale), up(w / scale))
-        for h, w in (grid, *others)
+        (whole(h / scale), whole(w / scale))
         for scale in (1, 2, 4, 8, 16, 32)
-        for up in (ceil, floor)
+        for h, w in grids
+        for whole in (ceil, floor)
     ]
     return [found for found in dict.fromkeys(scaled) if min(found) > 0]
 
@@ -104,8 +102,8 @@ def merged_grids(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
 # ----------------------------------------------------------------------------------- the tokens of every attention
 
 
-def find_step(seen: Seen, number: int) -> Step | None:
-    """What one attention call asks and reads; None if it attends between channels: that moves nothing elsewhere."""
+def find_step(seen: Seen, number: int) -> Step:
+    """What one attention call asks and reads."""
     call, images = seen.calls[number], seen.count
     query, where = query_of(call), f"in {call.name or 'its own code'}"
     if query is None or not query.requires_grad or not call.v.requires_grad:
@@ -115,8 +113,6 @@ def find_step(seen: Seen, number: int) -> Step | None:
         raise Unplaced(f"has an attention whose queries and keys are made of different tokens ({where})")
     whose = [tokens_of_slots(slots, met.tokens, images) for slots in (query, call.v)]
     known = next((one for one in reversed(whose) if one is not None), None)
-    if known is None and attends_tokens(call, met.tokens) is False:
-        return None
     b, heads, _, _ = call.shape
     rows = rows_of(known[0]) if known is not None else Rows(b // images, heads)
     if any(one is not None and rows_of(one[0]) != rows for one in whose):
@@ -126,6 +122,15 @@ def find_step(seen: Seen, number: int) -> Step | None:
         for one, slots in zip(whose, (query, call.v))
     ]
     return Step(call, met, rows, made[0], made[1])
+
+
+def between_channels(step: Step) -> bool:
+    """Whether queries and keys are channels, each made of all tokens alike; that moves nothing between tokens."""
+    if step.queries is not None or step.keys is not None:
+        return False
+    numbers = numbered(step.met.tokens, len(step.met.tokens)).double()[..., None]
+    (middle,) = centres(step.call.v, step.met.tokens, [numbers / numbers.max()], 2)
+    return bool((middle - middle.mean()).abs().max() < ALIKE)
 
 
 def query_of(call: Attention) -> Tensor | None:
@@ -178,19 +183,26 @@ class Unmixed(Capture):
     def __init__(self, steps: Sequence[Step], names: Mapping[int, str], images: int) -> None:
         super().__init__(names, images)
         self.steps = {step.call.number: step for step in steps}
-        self.slots: dict[int, tuple[Tensor | None, Tensor]] = {}  # queries and values of each layer, as they came
 
-    def keep(self, call: Attention) -> None:
-        super().keep(call)
-        self.slots[call.number] = query_of(call), call.v
-        out = call.out
-        assert out.data_ptr() == call.node.data_ptr(), "folded without a copy"
-        step = self.steps.get(call.number)
-        own = None if step is None else own_values(step, call.v, self.images)
-        if own is None:
-            out.zero_()
-        else:
-            out.copy_(own.reshape(out.shape))
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        before = self.seen
+        out = super().__torch_function__(func, types, args, kwargs)
+        return self.own(out) if func in PRODUCTS and self.seen > before else out
+
+    def attend(self, *args: Any, **options: Any) -> Tensor:
+        return self.own(super().attend(*args, **options))
+
+    def own(self, out: Tensor) -> Tensor:
+        """What the attention that was just recorded returns instead."""
+        assert self.last is not None
+        found, step = torch.zeros_like(out), self.steps.get(self.last.number)
+        values = None if step is None else own_values(step, self.last, self.images)
+        if values is not None:
+            folded = self.last.fold(found)
+            folded.copy_(values.reshape(folded.shape))
+        return found
 
 
 class Entered(AtEntries):
@@ -205,19 +217,18 @@ class Entered(AtEntries):
         return tokens
 
 
-def own_values(step: Step, values: Tensor, images: int) -> Tensor | None:
-    """The value of each query's own token, in the axes of the attention."""
-    if step.queries is None or step.keys is None:
-        return None
-    rows, keys = step.rows, values.shape[2]
-    arranged = rows.arrange(values, images)  # [B·W H m d]
-    count = 1 + int(max(step.queries.token.max(), step.keys.token.max()))
-    slot_of = torch.full((count,), -1, device=values.device)
+def own_values(step: Step, call: Attention, images: int) -> Tensor | None:
+    """The value of each query's own token, in the axes of the attention; the query where values are pooled."""
+    query, values, rows = query_of(call), call.v, step.rows
+    if step.queries is None or step.keys is None or len(step.keys.slot) > step.keys.slot.max() + 1:
+        return query if query is not None and query.shape[-1] == values.shape[-1] else None
+    slot_of = torch.full((1 + max(step.queries.last, step.keys.last),), -1, device=values.device)
     slot_of[step.keys.token] = step.keys.slot
-    asked = step.call.shape[2]
+    asked, kept = step.call.shape[2:]
     index = torch.full((rows.windows * asked,), -1, device=values.device)
     index[step.queries.slot] = slot_of[step.queries.token]
-    flat = arranged.reshape(images, rows.windows, rows.heads, keys, -1).transpose(2, 3).flatten(1, 2)  # [B W·m H d]
+    apart = rows.arrange(values, images).reshape(images, rows.windows, rows.heads, kept, -1)
+    flat = apart.transpose(2, 3).flatten(1, 2)  # [B W·m H d]
     own = flat[:, index.clamp_min(0)] * (index >= 0).to(flat)[:, None, None]  # [B W·n H d]
     own = own.reshape(images, rows.windows, asked, rows.heads, -1).transpose(2, 3)  # [B W H n d]
     return own if rows.heads_inside else own.transpose(1, 2)
@@ -233,32 +244,47 @@ class Placed:
     queries: Slots | None = None  # of slots that pool overlapping tokens
     keys: Slots | None = None
 
+    def lines(self) -> tuple[Tensor, Tensor]:
+        """The row and the column of each token; NaN of special tokens."""
+        cell = (self.place - self.special).double()
+        cell[cell < 0] = torch.nan
+        return (cell / self.grid[1]).floor(), cell % self.grid[1]
+
 
 def place_tokens(
-    model: Network, steps: Sequence[Step], fine: Grid, grids: list[Grid], size: tuple[int, int]
+    model: Network, steps: Sequence[Step], patches: Places | None, grids: list[Grid], size: tuple[int, int]
 ) -> list[Placed]:
-    """Where the tokens of every layer lie."""
-    found: list[Placed | None] = [None] * len(steps)
-    for centred in (True, False):
-        images = coded(noise_images(model, size), fine, centred)
-        entered, seen = run_unmixed(model, images, steps)
-        for i, step in enumerate(steps):
-            tokens = by_image(entered.tokens[step.met.entry], len(images))
-            found[i] = found[i] or place_layer(step, tokens, seen.slots[step.call.number], fine, grids, size)
-        if all(found):
-            break
-    lost = next((step.call for step, one in zip(steps, found) if one is None), None)
-    if lost is not None:
-        raise Unplaced(f"merges or moves its tokens in a way that cannot be traced to the image (before {lost.name})")
-    return [one for one in found if one is not None]
+    """Where the tokens of every layer lie: those of the first by pixels, others by the tokens of the layer before."""
+    image = noise_images(model, size)[:1].requires_grad_()
+    entered = run_unmixed(model, image, steps)
+    found: list[Placed] = []
+    for step in steps:
+        tokens = entered[step.met.entry]
+        shapes = [grid for grid in own_grids(step.met.tokens, grids) if math.prod(grid) > 0]
+        if found:
+            before = entered[steps[len(found) - 1].met.entry]
+            lines = [in_axes(line, before) for line in found[-1].lines()]
+            here = place_made(by_image(tokens, 1), before, lines, found[-1].grid, shapes, 1)
+        elif patches is not None:
+            here = Placed(patches.grid, *placed_at(torch.tensor(patches.tokens), by_image(tokens, 1).shape[1]))
+        else:
+            lines = [torch.arange(float(size[0]))[:, None].expand(size), torch.arange(float(size[1])).expand(size)]
+            here = place_made(by_image(tokens, 1), image, lines, size, shapes, 1)
+        here = None if here is None else pooled(step, here, shapes)
+        if here is None:
+            said = "merges or moves its tokens in a way that cannot be traced to the image"
+            raise Unplaced(f"{said} (before {step.call.name or 'an attention'})")
+        found.append(here)
+    return found
 
 
-def run_unmixed(model: Network, images: Tensor, steps: Sequence[Step]) -> tuple[Entered, Unmixed]:
-    """A run of images whose tokens are not mixed by attention."""
-    with model.still() as still, torch.inference_mode(False), torch.no_grad():
-        with Unmixed(steps, still.names, len(images)) as seen, Entered() as entered:
-            model.run(images)
-    return entered, seen
+def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[Entry, Tensor]:
+    """The tokens of a run in which attention mixes no tokens, in its graph."""
+    entered = Entered()
+    with model.still() as still, torch.inference_mode(False), torch.enable_grad(), Unfrozen():
+        with Unmixed(steps, still.names, len(image)), entered:
+            model.run(image)
+    return entered.tokens
 
 
 def by_image(tokens: Tensor, images: int) -> Tensor:
@@ -266,52 +292,82 @@ def by_image(tokens: Tensor, images: int) -> Tensor:
     return tokens.movedim(0 if tokens.shape[0] == images else 1, 0).flatten(1, -2)
 
 
-def place_layer(
-    step: Step,
-    tokens: Tensor,
-    slots: tuple[Tensor | None, Tensor],
-    fine: Grid,
-    grids: list[Grid],
-    size: tuple[int, int],
+def in_axes(line: Tensor, tokens: Tensor) -> Tensor:
+    """A number for each token of one image, in the axes of the model's tokens, to be multiplied with them."""
+    return line.reshape(*tokens.shape[:-1], 1)
+
+
+def place_made(
+    made: Tensor, source: Tensor, lines: Sequence[Tensor], fine: Grid, grids: list[Grid], axis: int
 ) -> Placed | None:
-    found = coded_places(tokens, fine, own_grids(step.met.tokens, grids), size)
-    if found is None:
-        return None
-    count, cells = tokens.shape[1], math.prod(found.grid)
-    special = count - cells
+    """The grid on which tokens (or slots) lie, and the place of each, by the rows and columns of what they are of."""
+    rows, columns = centres(made, source, [line.to(source.device) for line in lines], axis)
+    located = (~rows.isnan()).nonzero().flatten().cpu()
+    centre = torch.stack([rows, columns]).cpu()[:, located]  # [2 cells]
+    for grid in dict.fromkeys(grids):
+        if math.prod(grid) == len(located):
+            order = cells_at(centre, fine, grid)
+            if order is not None:
+                return Placed(grid, *placed_at(located[order], len(rows)))
+    return None
+
+
+def cells_at(centre: Tensor, fine: Grid, grid: Grid) -> Tensor | None:
+    """Which of these places, given in cells of a fine grid, is that of each cell of a grid, row by row."""
+    scales = torch.tensor([scale_of(count, into) for count, into in zip(fine, grid)])[:, None]
+    place = (centre + 0.5) / scales  # whole numbers apart, where nothing overlaps
+    phase = torch.polar(torch.ones_like(place), 2 * math.pi * place).mean(1, keepdim=True).angle() / (2 * math.pi)
+    row, column = (place - phase - (place - phase).amin(1, keepdim=True).round()).round().long()
+    cell = row * grid[1] + column
+    by_row = torch.arange(math.prod(grid))
+    order: Tensor = cell.argsort()
+    if bool((column < grid[1]).all()) and cell[order].equal(by_row):
+        return order
+    off = [off_line(*one) for one in zip(place, (by_row // grid[1], by_row % grid[1]))]
+    near = (torch.stack(off).amax(0) < NEAR).double().mean()
+    return by_row if float(near) > MOST else None
+
+
+def off_line(place: Tensor, line: Tensor) -> Tensor:
+    """How far each place is from its line, where overlaps draw all of them towards the middle."""
+    place, line = place - place.mean(), (line - line.double().mean())
+    slope = (place @ line) / line.square().sum().clamp_min(1)
+    return (place / slope.clamp_min(LEAST) - line).abs() if line.any() else torch.zeros_like(line)
+
+
+def placed_at(tokens: Tensor, count: int) -> tuple[int, Tensor]:
+    """How many special tokens there are, and the place of each token, if these are those of the cells."""
+    special = count - len(tokens)
     place = torch.full((count,), -1)
-    place[list(found.tokens)] = special + torch.arange(cells)
+    place[tokens] = special + torch.arange(len(tokens))
     place[(place < 0).nonzero().flatten()] = torch.arange(special)
-    placed = Placed(found.grid, special, place)
-    pooled = [
-        pooled_places(step, placed, some, fine, grids, size) if made is None else None
-        for made, some in zip((step.queries, step.keys), slots)
-    ]
-    if any(made is None and where is None for made, where in zip((step.queries, step.keys), pooled)):
-        return None
-    return replace(placed, queries=pooled[0], keys=pooled[1])
+    return special, place
 
 
 def own_grids(tokens: Tensor, grids: list[Grid]) -> list[Grid]:
     return [(tokens.shape[1], tokens.shape[2]), *grids] if tokens.ndim == 4 else grids
 
 
-def pooled_places(
-    step: Step, placed: Placed, slots: Tensor | None, fine: Grid, grids: list[Grid], size: tuple[int, int]
-) -> Slots | None:
-    """The places of slots that pool overlapping tokens, all in one window: by geometry."""
-    if slots is None or step.rows.windows != 1:
-        return None
-    flat = slots.transpose(1, 2).flatten(2)
-    found = coded_places(flat, fine, grids, size)
-    if found is None or flat.shape[1] - math.prod(found.grid) != placed.special:
-        return None
-    covers = covered(placed.grid, found.grid, placed.special, placed.special)
-    slot_of = torch.full((flat.shape[1],), -1)
-    slot_of[placed.special + torch.arange(len(found.tokens))] = torch.tensor(found.tokens)
-    others = sorted(set(range(flat.shape[1])) - set(found.tokens))
-    slot_of[: placed.special] = torch.tensor(others, dtype=torch.long)
-    return Slots(1, flat.shape[1], covers.places, slot_of[covers.slot], covers.place)
+def pooled(step: Step, placed: Placed, grids: list[Grid]) -> Placed | None:
+    """The same with the places of slots that pool overlapping tokens, all in one window."""
+    found: list[Slots | None] = []
+    for made, slots in ((step.queries, query_of(step.call)), (step.keys, step.call.v)):
+        where = None
+        if made is None and slots is not None and step.rows.windows == 1:
+            tokens = step.met.tokens
+            lines = [in_axes(line, tokens[:1]).to(tokens) for line in placed.lines()]
+            where = place_made(slots, tokens, lines, placed.grid, grids, 2)
+        if made is None and (where is None or where.special != placed.special):
+            return None
+        found.append(None if where is None else covered_slots(placed, where))
+    return replace(placed, queries=found[0], keys=found[1])
+
+
+def covered_slots(tokens: Placed, slots: Placed) -> Slots:
+    """The places that each slot covers."""
+    covers = covered(tokens.grid, slots.grid, slots.special, tokens.special)
+    slot_of = slots.place.argsort()  # the slot at each place
+    return replace(covers, slot=slot_of[covers.slot])
 
 
 # --------------------------------------------------------------------------------------------------- put together

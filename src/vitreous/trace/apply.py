@@ -152,7 +152,7 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     shown = [m.name for m in (*followed, *able) if m.family != "control"] or [m.name for m in able]
     needed = "tokens that enter an attention"
     if declared.attention:
-        needed = "every token to attend to all tokens in every layer" if layout.stages else "token attention"
+        needed = "attention between all tokens" if layout.stages else "token attention"
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
 from vitreous.methods.common import check_start, fuse_heads, keeps_all, repeated_step, trim, trim_slots, whole
-from vitreous.models.stages import Stage
+from vitreous.models.stages import Behind, Places, Stage
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -68,24 +68,24 @@ def rollout(
 
 
 def staged_step(
-    carried: Row, stage: Stage, layer: Attention, heads: str, discard: float, residual: float, special: bool
-) -> Row:
+    carried: Behind, stage: Stage, layer: Attention, heads: str, discard: float, residual: float, special: bool
+) -> Places:
     """One factor of the product where tokens attend in windows or over pooled keys.
 
     `special`: only special tokens are read, so only their attention to themselves is never discarded.
     """
     row = stage.gather(carried)  # [B·W n]
-    if heads == "mean" and discard == 0:
+    real = stage.key_mask(row)
+    if heads == "mean" and discard == 0 and real is None:
         return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
     if stage.repeats:
         a = whole(layer, heads)
         a = a if discard == 0 else trim_slots(a, discard, stage, stage.own(special, carried.device))
-        copies = stage.asked(stage.queries.slots_of_place.to(carried).expand_as(carried))  # of each query
-        return repeated_step(carried, stage, a / copies[:, :, None], residual)
+        return repeated_step(carried, stage, a / stage.copies(carried)[:, :, None], residual)
     if discard == 0:
-        return stage.onward(carried, *split(row, fused(layer, heads), residual))
+        return stage.onward(carried, *split(row, fused(layer, heads), residual, real))
     a = trim_slots(whole(layer, heads), discard, stage, stage.own(special, carried.device))
-    return stage.onward(carried, *split(row, [(slice(None), slice(None), a)], residual))
+    return stage.onward(carried, *split(row, [(slice(None), slice(None), a)], residual, real))
 
 
 def fused(layer: Attention, heads: str) -> Iterator[tuple[slice, slice | list[int], Tensor]]:

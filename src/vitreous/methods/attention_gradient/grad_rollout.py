@@ -53,9 +53,9 @@ def grad_rollout(
             row = stage.gather(carried)
             if discard > 0:
                 trimmed = trim_slots(layer.means(), discard, stage)
-                kept, moved = split(row, [(slice(None), slice(None), trimmed)], 0.5)
+                kept, moved = split(row, [(slice(None), slice(None), trimmed)], 0.5, stage.key_mask(row))
             else:
-                kept, moved = layer.split(row)
+                kept, moved = layer.split(row, stage.key_mask(row))
             onward = stage.onward(carried.to(kept), kept, moved)
         elif discard > 0:
             means = [(images, rows, product.mean(1).clamp_min_(0)) for images, rows, _, product in layer.chunks]
