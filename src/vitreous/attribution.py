@@ -186,7 +186,7 @@ class Attribution:
         return surrounded(drawn, self.regions[index] if self.regions else None)
 
     def save(self, path: str | Path) -> Path:
-        """Save a figure (.png, .svg, .pdf, …), the raw maps with their provenance (.npz), or a film of a video (.gif)."""
+        """Save a figure (.png, .svg, .pdf, …), raw maps with their provenance (.npz), or a film of a video (.gif)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
             save_arrays(file, {"map": self.map.cpu().numpy()}, mark_of({"map": self}))
