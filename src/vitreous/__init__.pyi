@@ -3,8 +3,10 @@ from . import inspect as inspect
 from . import methods as methods
 from ._support.memory import limit_memory as limit_memory
 from ._support.progress import show_progress as show_progress
+from .api import Pair as Pair
 from .api import Trace as Trace
 from .api import explain as explain
+from .api import explain_pair as explain_pair
 from .api import explain_targets as explain_targets
 from .attribution import Attribution as Attribution
 from .bridges.captum import captum_style as captum_style
@@ -60,6 +62,7 @@ from .trace.concept import Concept as Concept
 from .trace.concept import Text as Text
 from .trace.cuda_graphs import replay as replay
 from .trace.detection import Detection as Detection
+from .trace.pairs import Like as Like
 from .trace.region import Region as Region
 from .trace.target import Class as Class
 from .trace.target import Contrast as Contrast

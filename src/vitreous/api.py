@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vitreous._support.memory import in_batches
 from vitreous.attribution import Attribution, attribute_all, join
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
+from vitreous.models.inputs import Inputs
+from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod, MethodWarning
 from vitreous.trace import trace as engine
 from vitreous.trace.apply import (
@@ -22,6 +26,7 @@ from vitreous.trace.apply import (
     of_model,
     per_image,
 )
+from vitreous.trace.pairs import Like, Names, beside, taking, two_arguments
 from vitreous.trace.views import Views
 
 
@@ -147,3 +152,97 @@ def attribute_by_default(
         else:
             return made, f"{declared.name} is used, because {refusals[0]}" if refusals else None
     raise refusals[0]
+
+
+# ------------------------------------------------------------------------------------------------------- two images
+
+
+class Pair(NamedTuple):
+    """The maps of two images, or of two batches of them: `one, other = explain_pair(…)`."""
+
+    one: Attribution
+    other: Attribution
+
+    @property
+    def both(self) -> Attribution:
+        """All maps in one attribution, those of a pair next to each other."""
+        return join([half[i] for i in range(len(self.one)) for half in self])
+
+    def save(self, path: str | Path) -> Path:
+        """Save a figure with the maps side by side (.png, .svg, .pdf, …), or the raw maps (.npz)."""
+        return self.both.save(path)
+
+    def _repr_png_(self) -> bytes:
+        return self.both._repr_png_()
+
+
+def explain_pair(
+    model: Any,
+    one: Any,
+    other: Any,
+    method: str | ConfiguredMethod | None = None,
+    target: Any = None,
+    *,
+    similarity: str = "cosine",
+    arguments: Sequence[str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Pair:
+    """Explain two images together, or image by image two lists of them: a map for each.
+
+    A network that takes two images is explained for `target` (as for `explain`), each image with the other as its
+    input; `arguments`: the names of the two, where its forward takes more. For any other network the score is the
+    `similarity` of the embeddings of the two images: "cosine", "dot" or "l2". The maps of swapped images are swapped.
+    `inputs`: what else the network gets, one row for each pair.
+    """
+    wrapped = as_model(model)
+    images = as_images(one, wrapped.channels), as_images(other, wrapped.channels)
+    if len(images[0]) != len(images[1]):
+        raise InputError(f"{len(images[0])} and {len(images[1])} images are no pairs; give as many of each")
+    names = two_arguments(wrapped, inputs or {}, arguments)
+    if names is not None:
+        return taken_together(wrapped, images, names, method, target, inputs, options)
+    if target is not None:
+        said = f"{wrapped.name} takes one image, so a pair is explained by the similarity of its embeddings"
+        raise TargetError(f"{said}; leave target= out, or name the arguments of the two images: arguments=(…, …)")
+    given = as_inputs(wrapped, inputs, len(images[0]))
+    likes = [Like.to(wrapped, some, names_of(some, wrapped), similarity, given) for some in images]
+    found = [explain(wrapped, images[i], method, likes[1 - i], inputs=inputs, **options) for i in (0, 1)]
+    return Pair(*(with_other(found[i], wrapped, images[1 - i], given) for i in (0, 1)))
+
+
+def taken_together(
+    model: Model,
+    images: tuple[Any, Any],
+    names: Names,
+    method: str | ConfiguredMethod | None,
+    target: Any,
+    inputs: Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> Pair:
+    """The maps of a network that takes two images."""
+    ready = [model.prepare(some) for some in images]
+    found = [
+        explain(
+            taking(model, names[i]),
+            images[i],
+            method,
+            target,
+            inputs=beside(inputs, names[1 - i], ready[1 - i]),
+            **options,
+        )
+        for i in (0, 1)
+    ]
+    return Pair(*found)
+
+
+def names_of(images: Any, model: Model) -> list[str]:
+    views = Views.of(images, model)
+    given = [str(image) if isinstance(image, str | Path) else None for image in images]
+    return [views.name(i) if name is None else name for i, name in enumerate(given)]
+
+
+def with_other(found: Attribution, model: Model, others: Any, given: Inputs) -> Attribution:
+    """The same, which also tells of the image that each is compared with."""
+    seen = Inputs.of(beside(given.values, "like", model.prepare(others)), len(found), model.prepare(others))
+    return replace(found, inputs=seen.stamps())

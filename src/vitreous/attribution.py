@@ -24,15 +24,18 @@ from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, is_aimed, refuse, refuse_empty
+from vitreous.trace.area import Area
+from vitreous.trace.detection import Detected, detected_shares
 from vitreous.trace.parse_target import listed
 from vitreous.trace.region import Placed, placed_shares
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.own_sizes import differ, own_part, together
 from vitreous.trace.views import Views
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 
-PER_IMAGE = ("targets", "labels", "probabilities", "sources", "inputs")
+PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "regions", "sources", "inputs")
 MODEL = (
     *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
     *("image_argument", "shared_inputs"),
@@ -55,6 +58,8 @@ class Attribution:
     box: Box | None = None  # the part of the image that the maps cover; None: all of it
     labels: tuple[str | None, ...] = ()  # the name of each image's target
     probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
+    boxes: tuple[Box | None, ...] = ()  # of a detector: the box of each image's query
+    regions: tuple[Area | None, ...] = ()  # of an output for each place: that of each image's target; not saved
     sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
     made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
     inputs: tuple[str, ...] = ()  # a hash of what the network got beside each image
@@ -75,7 +80,7 @@ class Attribution:
         cut = {name: values[index] for name in PER_IMAGE if (values := getattr(self, name))}
         notes = {k: v[index] if per_image(v, len(self)) else v for k, v in self.notes.items()}
         views = None if self.views is None else self.views.part(index)
-        return replace(self, map=self.map[index], views=views, notes=notes, **cut)
+        return replace(self, map=own_part(self.map[index]), views=views, notes=notes, **cut)
 
     def __iter__(self) -> Iterator[Attribution]:
         return (self[i] for i in range(len(self)))
@@ -119,6 +124,7 @@ class Attribution:
             "targets": list(self.targets),
             "labels": list(self.labels),
             "probabilities": list(self.probabilities),
+            **({"boxes": list(self.boxes)} if self.boxes else {}),
             "model": self.model,
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
@@ -144,6 +150,8 @@ class Attribution:
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
+        if len(self) > 1 and differ(self.map):
+            return join([one.resize(size) for one in self])
         return replace(self, map=spread(self.map, (shape[0], shape[1]), self.box), box=None)
 
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
@@ -160,7 +168,9 @@ class Attribution:
         Of a video: the map of each tubelet over its middle frame, side by side.
         """
         from vitreous.plot.colour import is_control, is_level, limits
+        from vitreous.plot.outline import outlined
         from vitreous.plot.overlay import overlay
+        from vitreous.plot.region import surrounded
 
         if self.map.ndim == 4:
             from vitreous.plot.strip import panel_of
@@ -168,20 +178,22 @@ class Attribution:
             if image is not None:
                 raise InputError("maps of a video are drawn over its own frames; leave the image out")
             return panel_of(self, index, cells).picture
-        values, control = self.map[index].cpu().numpy(), is_control(self.method)
+        values, control = self[index].map[0].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
         shown = self.view(image, index)
-        return overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = outlined(drawn, self.boxes[index] if self.boxes else None)
+        return surrounded(drawn, self.regions[index] if self.regions else None)
 
     def save(self, path: str | Path) -> Path:
-        """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz); of a video, a film (.gif)."""
+        """Save a figure (.png, .svg, .pdf, …), the raw maps with their provenance (.npz), or a film of a video (.gif)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
             save_arrays(file, {"map": self.map.cpu().numpy()}, mark_of({"map": self}))
         elif file.suffix.lower() == ".gif":
             from vitreous.plot.strip import save_film
 
-            save_film(self, file, mark_of({"map": self}))
+            save_film([self], file, mark_of({"map": self}))
         elif file.suffix.lower() in FIGURES:
             from vitreous.plot.figure import attribution_figure, save_figure
 
@@ -211,6 +223,7 @@ class Attribution:
             targets=tuple(targets),
             labels=tuple(told.get("labels", ())),
             probabilities=tuple(told.get("probabilities", ())),
+            boxes=tuple(tuple(box) for box in told.get("boxes", ())),
             version=told["vitreous"],
             box=None if told.get("box") is None else tuple(told["box"]),
             times=tuple((span[0], span[1]) for span in told.get("times", ())),
@@ -268,7 +281,7 @@ def join(parts: Sequence[Attribution]) -> Attribution:
         if per_image(value, len(first))
     }
     rows: dict[str, Any] = {name: tuple(value for part in parts for value in getattr(part, name)) for name in PER_IMAGE}
-    return replace(first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
+    return replace(first, map=together([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
 
 
 # ------------------------------------------------------------------------------------------ running methods
@@ -309,7 +322,7 @@ def attribute_all(
     for target, noted in zip(chosen, results) if strict else ():
         fixed = target if output is None else target.fix(output)
         refuse_empty(trace, declared, fixed, noted.map, views)
-    made_by = Origin.of(trace.model, trace.size)
+    made_by = Origin.of(trace.model, trace.extent)
     return [
         Attribution(
             map=noted.map,
@@ -332,10 +345,8 @@ def attribute_all(
 
 def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:
     """The target of each image as a string that `parse` reads; None if the method does not depend on a target."""
-    if output is None:
-        return (None,) * count
-    fixed = target.fix(output)
-    return tuple(str(fixed.of_image(index)) for index in range(count))
+    fixed = None if output is None else target.fix(output)
+    return tuple(None if fixed is None else str(fixed.of_image(index)) for index in range(count))
 
 
 def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str, Any]:
@@ -346,6 +357,8 @@ def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str
     each = [fixed.of_image(index).single() for index in range(len(trace))]
     if all(isinstance(one, Placed) for one in each):
         return placed_shares([one for one in each if isinstance(one, Placed)], output, model)
+    if all(isinstance(one, Detected) for one in each):
+        return detected_shares([one for one in each if isinstance(one, Detected)], output, model)
     numbers = [number for one in each for number in one.class_numbers(1) or ()]
     if len(numbers) < len(each) or not trace.classifies:
         return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}

@@ -1,4 +1,4 @@
-"""Maps at the size of their images."""
+"""Maps at the size of their images, and on coarser grids."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ def spread(maps: Tensor, size: tuple[int, int], box: Box | None) -> Tensor:
     whole = maps.new_zeros(len(maps), *size)
     whole[:, top : top + inner.shape[1], left : left + inner.shape[2]] = inner
     return whole
+
+
+def pooled(maps: Tensor, cells: tuple[int, ...]) -> Tensor:
+    """The mean over each cell of a coarser grid: of patches (h, w), or of tubelets (T, h, w)."""
+    if len(cells) == 2:
+        return F.adaptive_avg_pool2d(maps[:, None], (cells[0], cells[1]))[:, 0]
+    return F.adaptive_avg_pool3d(maps[:, None], (cells[0], cells[1], cells[2]))[:, 0]

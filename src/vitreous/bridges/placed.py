@@ -39,7 +39,7 @@ def placed(found: Attribution, index: int, side: int | None = None) -> Placed:
     wide, high = (max(1, round(length * scale)) for length in size)
     left, top, right, bottom = (round(edge * scale) for edge in box or (0, 0, *size))
     right, bottom = max(right, left + 1), max(bottom, top + 1)
-    values = spread(found.map[index : index + 1].detach().float().cpu(), (bottom - top, right - left), found.box)[0]
+    values = spread(found[index].map.detach().float().cpu(), (bottom - top, right - left), found.box)[0]
     inner = slice(max(0, -top), high - top), slice(max(0, -left), wide - left)
     part = values.numpy()[inner]
     y, x = max(0, top), max(0, left)
@@ -52,6 +52,8 @@ def placed(found: Attribution, index: int, side: int | None = None) -> Placed:
 def place_of(found: Attribution, index: int) -> tuple[tuple[int, int], Edges | None]:
     """Width and height of an image and what the model saw of it; of the latter alone, and None, if it is not known."""
     views = found.views
+    if found.map.ndim == 4:
+        raise InputError("these are maps of videos, and this exports maps of images")
     if views is None:
         raise InputError("this attribution was loaded from a file without its images; explain them again to export it")
     source = views.sources[index]

@@ -34,13 +34,12 @@ from vitreous.capture.unfused import (
     FACTORS,
     PRODUCTS,
     SOFTMAX,
-    TAG,
-    Soft,
     follow,
     is_learned,
     operands,
     read_product,
     soft_of,
+    tag_product,
     tag_softmax,
 )
 
@@ -196,8 +195,8 @@ class Capture(TorchFunctionMode):
             setattr(out, FACTORS, factors)
             return
         found = read_product(func, args, kwargs, factors, self.images)
-        if found is None and len(softs) > 1:  # two softmaxes multiplied
-            setattr(out, TAG, Soft(mixed=True))
+        if found is None and len(softs) > 1:
+            tag_product(softs[0], softs[1], out)
         elif found is None and any(map(is_learned, factors)):  # heads mixed by learned weights
             follow(func, factors, out)
         elif found is None:

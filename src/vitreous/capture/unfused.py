@@ -75,6 +75,14 @@ def tag_softmax(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Tensor) -
     return True
 
 
+def tag_product(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """Mark the product of two softmaxes, which may be A: of the queries of one and the keys of the other."""
+    setattr(out, TAG, Soft(mixed=True, sizes=(out.shape[-2], out.shape[-1])))
+    scores = getattr(one, FACTORS, None), getattr(other, FACTORS, None)
+    if scores[0] is not None and scores[1] is not None:
+        setattr(out, FACTORS, (scores[0][0], scores[1][1]))
+
+
 def is_learned(value: Any) -> bool:
     """Whether a factor is a matrix of weights."""
     return isinstance(value, nn.Parameter) or (isinstance(value, Tensor) and value.ndim < 3)

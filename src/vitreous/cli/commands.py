@@ -13,10 +13,12 @@ from vitreous.cli.arguments import (
     AsJson,
     Backbone,
     Bands,
+    Beside,
     Cells,
     Choice,
     DataSet,
     Device,
+    Frames,
     Images,
     ImageSize,
     Limit,
@@ -31,7 +33,7 @@ from vitreous.cli.arguments import (
     Overwrite,
     Place,
     PlaceIfAny,
-    PlaceOfImages,
+    PlaceOfMaps,
     Saliency,
     Seed,
     SetOption,
@@ -62,26 +64,30 @@ def explain(
     methods: OneOrMoreMethods = None,
     options: SetOption = None,
     target: Targets = None,
+    beside: Beside,
     cells: Cells = False,
-    place: PlaceOfImages,
+    frames: Frames = None,
+    place: PlaceOfMaps,
 ) -> None:
-    """Explain images: one figure and one .npz of raw maps for each."""
+    """Explain images, or videos if the model takes them: one figure and one .npz of raw maps for each."""
     from vitreous.cli import explain as command
     from vitreous.cli.arguments import parse_settings
 
     with source.limited():
         command.run(
             sources=images,
-            load=source.load,
+            load=source.load_any,
             methods=methods,
             target=target,
             settings=parse_settings(options or []),
+            beside=beside,
             limit=place.limit,
             out=place.out,
             formats=place.formats,
             overwrite=place.overwrite,
             cells=cells,
             as_json=place.as_json,
+            frames=frames,
         )
 
 

@@ -1,6 +1,6 @@
 """Read videos: a folder of frames, a GIF, a film file, an array or a list of frames becomes a few upright RGB frames.
 
-A model takes a fixed number of frames, T. They are sampled evenly: of n frames, those in the middle of T equal parts, so
+A model takes a fixed number of frames, T. They are sampled evenly: of n frames, those in the middle of T equal parts,
 frame ⌊(i + ½)·n / T⌋ for i = 0 … T − 1. A video of fewer frames than T shows some of them more than once.
 """
 

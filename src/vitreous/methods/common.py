@@ -21,7 +21,7 @@ from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.rules.mode import Table
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Map
+from vitreous.types import Map, Row
 
 GradientRules = Annotated[
     Literal["plain", "libra"],
@@ -149,6 +149,17 @@ def trim_slots(
     if keep is not None:
         gone &= ~keep
     return each.masked_fill(gone, 0).reshape_as(a)
+
+
+def repeated_step(carried: Row, stage: Stage, a: Float[Tensor, "W n m"], residual: float) -> Row:
+    """One factor of a rollout where a token asks in several windows: its row is the sum of those of its copies."""
+    sums = stage.scatter_queries(a.sum(-1))
+    asks = stage.queries.slots_of_place.to(carried) > 0
+    share = torch.where(
+        asks, carried / (residual + (1 - residual) * sums).clamp_min(torch.finfo(a.dtype).tiny), carried
+    )
+    moved = (1 - residual) * (stage.asked(share)[:, None] @ a)[:, 0]
+    return torch.where(asks, residual * share, carried) + stage.scatter_keys(moved)
 
 
 def path(steps: int) -> tuple[list[float], list[float]]:

@@ -69,7 +69,7 @@ def rolled(steps: Steps, residual: float, discard: float = 0.0, start_layer: int
     """A rollout from the query to the tokens: rows of (r·I + (1−r)·Ā), normalised."""
     asks, read = steps.asked, None
 
-    def moved(carried: Row, a: Tensor) -> tuple[Row, Row]:
+    def moved(carried: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         """What stays at its place, and what moves."""
         a = trim(a, discard, ()) if discard > 0 else a
         share = carried.to(a) / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)

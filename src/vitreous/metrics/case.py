@@ -33,10 +33,12 @@ from vitreous.trace.apply import (
     each_of,
     find_method,
     images_at_once,
+    is_aimed,
     of_model,
     per_image,
 )
 from vitreous.trace.perturb.drop_tokens import Ends
+from vitreous.trace.own_sizes import own_part
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores
@@ -171,9 +173,10 @@ def evaluate(
     """Measure the quality of maps with one metric.
 
     `images`: as for `explain`, or a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
-    `Attribution`, or maps [B h w] or [B Y X] (of videos, with the time behind B). `metric`: see `vitreous metrics`. `target`: as for `explain`; by default
-    the target of the attribution, else the best class of each image. `masks`: where the object is, for the metrics
-    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown). `inputs`: as for `explain`.
+    `Attribution`, or maps [B h w] or [B Y X] (of videos, with time behind B). `metric`: see `vitreous metrics`.
+    `target`: as for `explain`; by default the target of the attribution, else the best class of each image. `masks`:
+    where the object is, for the metrics that need it: one mask per image (a file, an array [Y X] or a box; None if
+    unknown). `inputs`: as for `explain`.
     """
     declared = METRICS[metric]
     values = declared.check(options)
@@ -210,7 +213,7 @@ def evaluate(
         trace = Trace(wrapped, listed[part], given_inputs.part(part)) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
-        case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
+        case = make_case(trace, method, settings, chosen, None if maps is None else own_part(maps[part]), where)
         return measure(declared, replace(case, pool=pool, numbers=range(len(listed))[part]), values)
 
     if given is not None:
@@ -235,7 +238,9 @@ def make_case(
 
     def again(other: Trace, wanted: Target, strict: bool = False) -> Map:
         assert method is not None
-        return attribute(other, method, wanted if method.targeted else None, dict(settings), strict=strict).map
+        return attribute(
+            other, method, wanted if is_aimed(other.model, method) else None, dict(settings), strict=strict
+        ).map
 
     if maps is None:
         assert method is not None

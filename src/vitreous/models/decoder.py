@@ -46,12 +46,6 @@ def sees_image(tensor: Tensor | None, images: Tensor) -> bool:
     return bool(first_met(tensor.grad_fn, [begun]))
 
 
-def of_image(seen: Seen, numbers: list[int]) -> list[int]:
-    """Without the attention calls of a text, which do not depend on the image, if the others are all alike."""
-    found = [i for i in numbers if sees_image(seen.calls[i].node, seen.images)]
-    return found if len({seen.calls[i].shape for i in found}) == 1 else numbers
-
-
 def find_decoder(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[int], Decoder] | None:
     """The attention calls of the encoder, and the decoder behind them; None if the network is not built so."""
     if not flow.known or not seen.images.requires_grad:
@@ -64,14 +58,8 @@ def find_decoder(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[i
         return None
     last, read = seen.calls[encoder[-1]], seen.calls[max(own + cross)]
     queries, tokens = read.shape[2], last.shape[2]
-    shapes = [(encoder, (tokens, tokens)), (own, (queries, queries)), (cross, (queries, tokens))]
-    if any(
-        seen.calls[i].shape[::2] != (seen.count, n) or seen.calls[i].shape[3] != m
-        for some, (n, m) in shapes
-        for i in some
-    ):
-        return None
-    if not all(reproduced(seen.calls[i]) for i in own + cross):
+    sizes = [(encoder, tokens, tokens), (own, queries, queries), (cross, queries, tokens)]
+    if not all(is_of(seen.calls[i], seen.count, n, m) for some, n, m in sizes for i in some):
         return None
     if any(dependents(values(seen.calls[i]), last.node, last.fold) != list(range(tokens)) for i in cross):
         return None
@@ -116,7 +104,11 @@ def values(call: Attention) -> Tensor:
     return call.v.transpose(1, 2).flatten(2)
 
 
-def reproduced(call: Attention) -> bool:
+def is_of(call: Attention, images: int, queries: int, keys: int) -> bool:
+    """Whether a call has these sizes, and its attention gives its output."""
+    b, _, n, m = call.shape
+    if (b, n, m) != (images, queries, keys):
+        return False
     try:
         call.verify()
     except CaptureError:

@@ -33,7 +33,8 @@ def find_places(raw: Mapping[str, Any]) -> Tensor | None:
 
 def by_queries(classes: Tensor, masks: Tensor) -> Tensor:
     """Σ_q softmax(class)[q, c] · sigmoid(mask)[q, p]."""
-    return torch.einsum("bqc,bqyx->bcyx", classes.softmax(-1)[..., :-1], masks.sigmoid())
+    shares = (classes - classes.logsumexp(-1, keepdim=True)).exp()  # a softmax would be taken for attention
+    return torch.einsum("bqc,bqyx->bcyx", shares[..., :-1], masks.sigmoid())
 
 
 def is_plane(raw: Tensor, size: tuple[int, int] | None) -> bool:

@@ -191,6 +191,7 @@ class Arguments:
         self._signature, self._name = call, name
         self._samples: dict[Hashable, Inputs] = {}
         self._found: dict[frozenset[str], str | None] = {}
+        self.twins: dict[str, Any] = {}  # models of the same network whose images another argument takes
         refuse_unknown(call, self.shared, image, name)
         if image is not None and not takes_any(call) and image not in [one.name for one in parameters(call)]:
             raise InputError(f"image={image!r}: {name}.forward takes {', '.join(one.name for one in parameters(call))}")
@@ -241,6 +242,14 @@ class Arguments:
             told = len(may) < 2 or may[0] in IMAGES or len(needed) == 1
             self._found[names] = next(iter(may), None) if told else first_running(run, may, images, given)
         return self._found[names]
+
+    def taking(self, image: str) -> Arguments:
+        """The same with another argument for the images."""
+        return Arguments(self._signature, self._name, self.shared, image)
+
+    def needed(self, given: Collection[str]) -> list[str]:
+        """The arguments without a default that get neither one of these nor what is alike for all."""
+        return missing_arguments(self._signature, {*self.shared, *given})
 
     def missing(self, given: Given) -> list[str]:
         """The arguments that the network needs and does not get."""

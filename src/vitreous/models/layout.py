@@ -20,7 +20,7 @@ from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
 
 Read = tuple[int, tuple[int, ...], tuple[float, ...]]  # a layer, tokens after it, and their weights
-Order = tuple[Grid, tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
+Order = tuple[tuple[int, ...], tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Layout:
     readers: Readers = ()  # of a detector: the tokens that each of its queries reads
     decoder: Decoder | None = None  # of a detector: what its queries read the tokens through
     pool: int | None = None  # the attention call that is the pool
+    foreign: tuple[int, ...] = ()  # the attention calls over other inputs than the image, such as a second image
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read
     layers: int = 0  # how many there are
@@ -92,6 +93,22 @@ class Layout:
     def read_places(self) -> int:
         """How many tokens the classifier may read: those of the last layer."""
         return self.stages[-1].places if self.stages else self.tokens
+
+    @property
+    def last_stage(self) -> int:
+        """The first layer whose tokens are those that the classifier reads."""
+        asked = [int(stage.queries.real.sum()) for stage in self.stages]
+        return max((i + 1 for i, count in enumerate(asked) if count != asked[-1]), default=0)
+
+    def in_order(self, read: Row) -> Row:
+        """What each place of the last layer has, in the order of the model's own tokens."""
+        if not self.stages:
+            return read
+        order = list(self.orders[read.shape[1]][1])
+        special = sorted(set(range(read.shape[1])) - set(order))
+        found = torch.empty_like(read)
+        found[:, special + order] = read
+        return found
 
     @property
     def reads_special(self) -> bool:

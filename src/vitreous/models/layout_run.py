@@ -21,7 +21,8 @@ from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of, find_decoder, of_image
+from vitreous.models.decoder import entry_of, find_decoder
+from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
     SAMPLED,
@@ -61,7 +62,7 @@ def find_layout(model: Network, size: Extent, given: Layout | None = None) -> tu
 def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
-    flow = DataFlow(output, [call.node for call in seen.calls])
+    flow = DataFlow(output, [call.node for call in seen.calls], seen.images)
     linear = survey.classifier is not None and survey.classifier[1] is output
     ends = [output, survey.classifier[0]] if linear and survey.classifier is not None else [output]
     found = replace(read_geometry(model, seen, flow, ends, size, given), linear_output=linear)
@@ -71,7 +72,8 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
     if (not layers or found.stages) and found.entries:
         all_met = [met for recent in survey.recent for met in recent] + [met for met in survey.ways if met is not None]
         met = next((met for met in all_met if met.entry == found.entries[-1]), None)
-        return found, kept if met is None else replace(kept, tokens=met.tokens.detach())
+        windows = met is None or (len(size) == 3 and met.tokens.shape[0] != seen.count)  # in the batch of a video
+        return found, kept if met is None or windows else replace(kept, tokens=met.tokens.detach())
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
@@ -95,10 +97,11 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    read = flow.read() if flow.known else list(range(len(seen.calls)))
-    chain, decoder = one_chain(read, seen, flow, ends), None
-    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in read}) > 1):
-        read, decoder = find_decoder(seen, flow, read) or (of_image(seen, read), None)
+    every = flow.read() if flow.known else list(range(len(seen.calls)))
+    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
+    chain = one_chain(read, seen, flow, ends)
+    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
+        read, decoder = find_decoder(seen, flow, every) or (read, None)
         chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
     first = seen.calls[read[0]] if read else None
@@ -110,7 +113,8 @@ def read_geometry(
     if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
         obstacle = replace(obstacle, said=SAMPLED)
     if numbers:
-        found = replace(found, numbers=tuple(numbers), decoder=decoder)
+        foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
+        found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])
@@ -118,7 +122,9 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None if obstacle is None or obstacle.separate else find_staged(model, seen, read, flow, size)
+    staged = None
+    if obstacle is not None and not obstacle.separate:
+        staged = find_staged(model, seen, read, flow, ends, size, places)
     if staged is not None:
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
@@ -126,6 +132,7 @@ def read_geometry(
         if model.form is Form.WORDS:
             found = replace(found, readers=staged_readers(staged, seen))
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
+        obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
     if obstacle is not None and obstacle.separate:
         ways = []
     once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
@@ -136,12 +143,15 @@ def read_geometry(
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.ndim > 2 and len(met.tokens) != seen.count for met in ways),
+        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
-        return replace(found, orders=staged.orders, calls=staged.numbers[-1] + 1)
+        orders = {
+            count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
+        }
+        return replace(found, orders=orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
         return replace(
             found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {}
@@ -152,6 +162,12 @@ def read_geometry(
     split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
     early = not pooled and not split and decoder is None
     return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
+
+
+def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) -> bool:
+    """Whether the first axis of the tokens is not that of the images; `windows`: they may share it with windows."""
+    leading = [len(met.tokens) for met in ways if met is not None and met.tokens.ndim > 2]
+    return any(size % images > 0 if windows else size != images for size in leading)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
@@ -165,10 +181,8 @@ def find_places(model: Network, seen: Seen, number: int, size: Extent) -> Places
     """Where the tokens of an attention come from; by a further run to this attention where patches overlap."""
     call, met = seen.calls[number], seen.survey.entries[number]
     tokens = entering(call, met, seen.count)
-    if (
-        len(size) == 3 and len(tokens) % seen.count == 0
-    ):  # a video: attention over time alone has the places in its batch
-        tokens = tokens.reshape(seen.count, -1, tokens.shape[-1])
+    if len(size) == 3 and call.shape[0] != seen.count and call.shape[0] % seen.count == 0:  # windows in the batch
+        tokens = call.v.transpose(1, 2).flatten(2).reshape(seen.count, -1, call.shape[1] * call.v.shape[-1])
     found = cut_places(tokens, seen.images) if seen.images.requires_grad and len(tokens) == seen.count else None
     if found is not None or seen.count == 1 or len(size) == 3:
         return found
@@ -272,13 +286,26 @@ def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
 # -------------------------------------------------------------------------------------- windows and merged patches
 
 
-def find_staged(model: Network, seen: Seen, read: list[int], flow: DataFlow, size: tuple[int, int]) -> Found | None:
+def find_staged(
+    model: Network,
+    seen: Seen,
+    read: list[int],
+    flow: DataFlow,
+    ends: list[Tensor],
+    size: Extent,
+    places: Places | None,
+) -> Found | None:
     """The stages of a model whose layers differ in their tokens, if they can be measured."""
     if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
         return None
     if unlike([seen.calls[number] for number in read]) is not None:
         return None
-    found = find_stages(model, seen, read, flow, candidates(seen.survey, size, seen.images.shape[1]), size)
+    found: Found | str
+    if len(size) == 3:
+        found = find_divided(model, seen, read, ends, places, size)
+    else:
+        grids = candidates(seen.survey, size, seen.images.shape[1])
+        found = find_stages(model, seen, read, flow, grids, (size[0], size[1]))
     return None if isinstance(found, str) else found
 
 
@@ -300,6 +327,8 @@ def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
         share,
         rows=patches.rows,
         columns=patches.columns,
+        frames=len(patches.times) or 1,
+        times=patches.times,
         numbers=staged.numbers,
         stages=staged.stages,
     )

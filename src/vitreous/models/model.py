@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,17 +23,16 @@ from vitreous.models.detected import Detections, describe
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
 from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
-from vitreous.models.kinds_of_module import is_compiled, is_int8
+from vitreous.models.kinds_of_module import is_int8
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
-from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
+from vitreous.models.libraries import Library, adapt, library_of
 from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
+from vitreous.models.still import Still, hold_still
 from vitreous.models.survey_run import Network, noise_images
 from vitreous.models.video import Axes, checked_axes, not_images, prepared
 from vitreous.types import Extent, Images
-
-FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
 
 
 class Model:
@@ -252,7 +251,8 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
+            sizes = [tuple(x.shape[1:]) for x in ready]
+            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
@@ -300,7 +300,8 @@ class Model:
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
-            raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]), given or {})) from error
+            extent = (*images.shape[1:-3], *images.shape[-2:])
+            raise ModelError(self._why(error, extent, given or {})) from error
 
     def _detected(self, output: Tensor) -> Tensor:
         if self.detections is None:
@@ -315,10 +316,11 @@ class Model:
             return self.arguments.call(self._forward or self.module, images, given)
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
-    def _why(self, error: Exception, size: tuple[int, int], given: Given) -> str:
+    def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
         try:
-            usual = self.size
+            built = self.library.frames(self.module)
+            usual: Extent | None = self.size if built is None else (built, *self.size)
         except VitreousError:  # its preprocessing cannot be made, which is another matter
             usual = None
         missing = self.arguments.missing(given) if self._forward is None else []
@@ -329,37 +331,9 @@ class Model:
         """Whether its weights are of a kind that gradients pass through: not int8."""
         return not self.facts.find("int8", lambda: is_int8(self.module))
 
-    @contextmanager
-    def still(self) -> Iterator[Still]:
+    def still(self) -> AbstractContextManager[Still]:
         """Hold the network in eval mode, uncompiled, for one thread; restore everything on exit."""
-        with self.facts.lock, ExitStack() as stack:
-            names, compiled, hooked = {}, self.net is not self.module, False
-            left = [("", self.module)]
-            while left:
-                name, module = left.pop()
-                own = module.__dict__  # asked directly: this walk is part of every run
-                if id(module) in names:
-                    continue
-                names[id(module)] = name
-                inner = own["_modules"].items()
-                left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
-                compiled = compiled or is_compiled(module)
-                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
-                for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
-                    if own.get(flag) is True:
-                        stack.callback(setattr, module, flag, True)
-                        setattr(module, flag, False)
-            if compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield Still(names, hooked)
-
-
-@dataclass(frozen=True)
-class Still:
-    """What is known of a network that holds still."""
-
-    names: dict[int, str]  # of its modules, by identity
-    hooked: bool  # someone has hooked into it, so that every run must go to its end
+        return hold_still(self.module, self.facts.lock, wrapped=self.net is not self.module)
 
 
 def unwrap(net: nn.Module) -> nn.Module:

@@ -114,12 +114,29 @@ class Stage:
         return self.queries.windows
 
     def here(self, carried: Behind) -> Places:
-        """From the places of the next layer to those of this one."""
-        return carried if self.merged is None else self.merged.scatter(carried)
+        """From the places of the next layer to those of this one; what was joined is there already."""
+        if self.merged is None:
+            return carried
+        found = self.merged.scatter(carried[:, : self.merged.count])
+        return found if carried.shape[1] == self.merged.count else found + carried[:, self.merged.count :]
+
+    def joined(self, carried: Behind, read: Places) -> Behind:
+        """The weights of the places of the next layer, and of tokens of this one that are read beside it."""
+        return carried + read if self.merged is None else torch.cat([carried, read.expand(len(carried), -1)], 1)
 
     def gather(self, carried: Behind) -> Queries:
         """The weight of every query, from that of every place of the next layer."""
         return self.queries.gather(self.here(carried))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a token asks in several windows, as a CLS token that is repeated in each."""
+        return bool((self.queries.slots_of_place > 1).any())
+
+    def asked(self, carried: Behind) -> Queries:
+        """As `gather`, for rows of A ⊙ ∂y/∂A: what the copies of a token gain adds up, as each has its part of ∂y."""
+        times = self.queries.slots_of_place.to(carried)
+        return self.queries.gather(self.here(carried) * times)
 
     def passing(self, carried: Behind) -> Places:
         """What stays with tokens that ask nothing in this layer."""
@@ -151,6 +168,11 @@ class Stage:
     def pairs(self, device: torch.device) -> Bool[Tensor, "W N M"]:
         """Whether query and key are both tokens, and no padding."""
         return (self.queries.real[:, :, None] & self.keys.real[:, None, :]).to(device)
+
+    def asking(self, count: int, like: Tensor) -> int | Float[Tensor, "BW 1"]:
+        """How many of a window's `count` queries are tokens."""
+        real = self.queries.real.sum(1, keepdim=True).clamp_min(1).to(like)
+        return real.repeat(len(like) // len(real), 1)
 
     def key_mask(self, row: Keys | Queries) -> Bool[Tensor, "BW m"] | None:
         """Whether each key is a token, for as many windows as this row has; None if none is padding."""
@@ -185,8 +207,12 @@ class Plain(Stage):
         """It has no slots of its own."""
 
     windows = 1
+    repeats = False
 
     def gather(self, carried: Behind) -> Queries:
+        return carried
+
+    def asked(self, carried: Behind) -> Queries:
         return carried
 
     def scatter_queries(self, row: Queries) -> Places:
@@ -200,6 +226,9 @@ class Plain(Stage):
 
     def unmoved(self, carried: Behind) -> Places:
         return carried
+
+    def asking(self, count: int, like: Tensor) -> int | Float[Tensor, "BW 1"]:
+        return count
 
 
 PLAIN = Plain()

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import AtEntries, Entry, Unfrozen
-from vitreous.capture.capture import PRODUCTS, Capture
+from vitreous.capture.capture import Capture
 from vitreous.capture.survey import Met
+from vitreous.capture.unfused import PRODUCTS
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.slot_tokens import Pairs, centres, numbered, rows_of, slots_of_tokens, tokens_of_slots
 from vitreous.models.stages import Rows, Slots, Stage, covered, scale_of
@@ -285,10 +286,7 @@ def place_tokens(
         tokens = entered[step.met.entry]
         shapes = [grid for grid in own_grids(step.met.tokens, grids) if math.prod(grid) > 0]
         if found:
-            before = entered[steps[len(found) - 1].met.entry]
-            lines = [in_axes(line, before) for line in found[-1].lines()]
-            here = place_made(by_image(tokens, 1), before, lines, found[-1].grid, shapes, 1)
-            here = None if here is None else replace(here, fresh=is_fresh(here, found[-1], tokens, before))
+            here = place_by_earlier(by_image(tokens, 1), [entered[one.met.entry] for one in steps], found, shapes)
         elif patches is not None:
             here = Placed(patches.grid, *placed_at(torch.tensor(patches.tokens), by_image(tokens, 1).shape[1]))
         else:
@@ -302,19 +300,32 @@ def place_tokens(
     return found
 
 
+def place_by_earlier(
+    tokens: Tensor, entered: Sequence[Tensor], found: Sequence[Placed], shapes: list[Grid]
+) -> Placed | None:
+    """By the tokens of the layer before, or of an earlier one where only CLS passes through that (class attention)."""
+    for before, placed in reversed(list(zip(entered, found))):
+        lines = [in_axes(line, before) for line in placed.lines()]
+        here = place_made(tokens, before, lines, placed.grid, shapes, 1)
+        if here is not None:
+            return replace(here, fresh=is_fresh(here, placed, tokens, before))
+    return None
+
+
 def is_fresh(here: Placed, last: Placed, tokens: Tensor, before: Tensor) -> bool:
     """Whether no special token is made of those of the layer before."""
     if not here.special or not last.special:
         return True
-    own = by_image(tokens, 1)[:, here.place < here.special]
+    own = tokens[:, here.place < here.special]
     grad = torch.autograd.grad(own.square().sum(), [before], retain_graph=True, allow_unused=True)[0]
     return grad is None or not bool(by_image(grad, 1)[:, last.place < last.special].any())
 
 
 def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[Entry, Tensor]:
     """The tokens of a run in which attention mixes no tokens, in its graph."""
+    entered = Entered()
     with model.still() as still, torch.inference_mode(False), torch.enable_grad(), Unfrozen():
-        with Unmixed(steps, still.names, len(image)), Entered() as entered:
+        with Unmixed(steps, still.names, len(image)), entered:
             model.run(image)
     return entered.tokens
 
@@ -354,11 +365,12 @@ def cells_at(centre: Tensor, fine: Grid, grid: Grid) -> Tensor | None:
     row, column = (place - phase - (place - phase).amin(1, keepdim=True).round()).round().long()
     cell = row * grid[1] + column
     by_row = torch.arange(math.prod(grid))
-    order = cell.argsort()
-    if (column < grid[1]).all() and cell[order].equal(by_row):
+    order: Tensor = cell.argsort()
+    if bool((column < grid[1]).all()) and cell[order].equal(by_row):
         return order
     off = [off_line(*one) for one in zip(place, (by_row // grid[1], by_row % grid[1]))]
-    return by_row if (torch.stack(off).amax(0) < NEAR).double().mean() > MOST else None
+    near = (torch.stack(off).amax(0) < NEAR).double().mean()
+    return by_row if float(near) > MOST else None
 
 
 def off_line(place: Tensor, line: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ def not_images(given: Tensor, axes: int, channels: int, name: str) -> str:
     shape = tuple(given.shape)
     if axes == 5:
         count = f" of {channels} channels" if given.ndim == 5 else ""
-        return f"a tensor of shape {shape} is not a batch of videos{count}, which {name} takes; give [B, T, {channels}, H, W]"
+        said = f"a tensor of shape {shape} is not a batch of videos{count}, which {name} takes"
+        return f"{said}; give [B, T, {channels}, H, W]"
     count = f" of {channels} channels" if given.ndim == 4 else ""
     said = f"a tensor of shape {shape} is not a batch of images{count}; give [B, {channels}, H, W]"
     return f"{said}; if the network takes videos, say so: Model(net, frames=16)" if given.ndim == 5 else said

@@ -101,7 +101,13 @@ def attribution_figure(attribution: Explained, *, cells: bool = False) -> Sheet:
 def image_label(attribution: Explained, index: int) -> str:
     """The image's name, and its target where each image has its own."""
     name, own = attribution.names[index], attribution.targets[index]
-    return f"{name} · target {own}" if own != attribution.target else name
+    return f"{name} · target {shortened(own)}" if own != attribution.target else name
+
+
+def shortened(target: str | None) -> str:
+    """A target that is a file without its folders."""
+    kind, colon, rest = str(target).partition(":")
+    return f"like {Path(rest).name}" if colon and kind == "like" else str(target)
 
 
 @dataclass(frozen=True)
@@ -247,7 +253,8 @@ def explained_strips(
 ) -> Sheet:
     """One video: a strip for each method and target, one under the other."""
     told = " · ".join(f"{label} {number:.4g}" if values else f"{label} {number:.2f}" for label, number in top[:BEST])
-    rows = [(one, 0, head) for column in columns for one, head in zip_longest(column, heads, fillvalue="") if one]
+    named = [*heads, *[""] * max(map(len, columns))]
+    rows = [(one, 0, head) for column in columns for one, head in zip(column, named) if one is not None]
     return strip_figure(rows, cells=cells, told=told)
 
 

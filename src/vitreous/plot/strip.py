@@ -176,12 +176,11 @@ def film_frames(attribution: Explained, index: int, *, cells: bool = False) -> l
 
 
 def save_film(
-    attribution: Explained, path: Path, told: Mapping[str, Any] | None = None, *, index: int = 0, cells: bool = False
+    attributions: Sequence[Explained], path: Path, told: Mapping[str, Any] | None = None, *, cells: bool = False
 ) -> None:
-    """Write an animated GIF, with smaller frames where it would be a large file."""
-    pictures = film_frames(attribution, index, cells=cells)
-    size = pictures[0].size
-    pictures = [one if one.size == size else one.resize(size) for one in pictures]
+    """Write an animated GIF of the first video, several maps side by side; smaller where it would be a large file."""
+    films = [film_frames(one, 0, cells=cells) for one in attributions]
+    pictures = [side_by_side(together) if len(films) > 1 else together[0] for together in zip(*films)]
     written = gif_bytes(pictures, [FRAME_MS] * len(pictures), told)
     while len(written) > MOST and min(pictures[0].size) > SMALLEST:
         smaller = round(0.8 * pictures[0].width), round(0.8 * pictures[0].height)

@@ -60,6 +60,14 @@ def as_model(model: Any) -> Model:
     return model if isinstance(model, Model) else load(model)
 
 
+def of_images(model: Model, what: str) -> Model:
+    """The model; raise if it takes videos and `what` works with images."""
+    if model.frames is None:
+        return model
+    said = f"{model.name} takes videos, and {what} with images"
+    raise Unsupported(f"{said}; explain, evaluate and the command vitreous explain take videos")
+
+
 def of_model(trace: Trace, model: Any) -> Trace:
     """Return the trace; raise if `model` is given and is not the model of the trace."""
     if model is None:
@@ -112,6 +120,8 @@ def images_at_once(model: Model, images: Any = None, inputs: Inputs | None = Non
     size = (*images.shape[1:-3], *images.shape[-2:]) if ready else model.extent
     if ready and (images.ndim != 4 + frames or not model.takes(images)):
         return 1  # the error is that of its preparation
+    if not isinstance(images, Tensor) and model.preprocess.varies:
+        return 1  # each image has a size of its own
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     layout = model.layout_at(size, inputs)
     if model.facts_for(inputs).knows(("layout run", size)):  # not yet known whether a batch keeps its images apart
@@ -159,15 +169,20 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     shown = [m.name for m in (*followed, *able) if m.family != "control"] or [m.name for m in able]
     needed = "tokens that enter an attention"
     if declared.attention:
-        needed = "every token to attend to all tokens in every layer" if layout.stages else "token attention"
+        needed = "attention between all tokens" if layout.stages else "token attention"
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
+
+
+def read_target(trace: Trace, target: Any) -> Target:
+    """The given target, or the best class of each image by default, on the images of a trace."""
+    classes = target is None and trace.model.form is not Form.WORDS
+    chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    return place(chosen, trace) if trace.model.form in PLACED else chosen
 
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
-    classes = target is None and trace.model.form is not Form.WORDS
-    chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
-    chosen = place(chosen, trace) if trace.model.form in PLACED else chosen
+    chosen = read_target(trace, target)
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
@@ -186,12 +201,15 @@ def at_places(
     made = []
     for target in targets:
         fixed = target.fix(trace.output)
-        each = [
-            computed(aimed(trace, fixed, i), declared, (fixed.of_image(i),), values)[0][0] for i in range(len(trace))
-        ]
+        each = [at_place(aimed(trace, fixed, i), declared, fixed.of_image(i), values) for i in range(len(trace))]
         notes = {key: [one.notes[key] for one in each] for key in each[0].notes}
         made.append(Noted(torch.cat([one.map for one in each]), {k: [v[0] for v in some] for k, some in notes.items()}))
     return made, None
+
+
+def at_place(own: Aimed, declared: Method, target: Target, values: dict[str, Any]) -> Noted:
+    refuse(own, declared)  # its read-out may be that of several layers
+    return computed(own, declared, (target,), values)[0][0]
 
 
 def at_queries(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from vitreous.models.model import Model
 from vitreous.models.output import Form, Meaning, Of
 from vitreous.trace.area import Sides
 from vitreous.trace.target import Target, Top, checked
-from vitreous.types import Output, Scores
+from vitreous.types import Box, Output, Scores
 
 QUERY, BOX = "query:", "box:"
 
@@ -181,19 +182,37 @@ class Detected(Target):
         return ";".join(self.strings())
 
     def title(self, model: Model, output: Output, index: int) -> str:
-        one = find(self.each[index if len(self.each) > 1 else 0], output[index].detach().float(), self.model)
-        assert isinstance(one.cls, int) and one.query is not None
-        share = self.read.probabilities(output[index, one.query].float())[one.cls]
-        return f"{model.label(one.cls)} {model.meaning.written(float(share))} (query {one.query})"
-
-    def boxes(self, output: Output) -> list[Sides]:
-        """The box of each image's query: left, top, right, bottom as shares of what the model sees."""
-        queries = self._fixed(output).numbers_of_queries
-        return [tuple(self.read.boxes(rows[query].float()).tolist()) for rows, query in zip(output, queries)]
+        one = self.each[index if len(self.each) > 1 else 0]
+        cls, query, share, _ = found_at(one, output[index].detach().float(), model)
+        return f"{model.label(cls)} {model.meaning.written(share)} (query {query})"
 
     @property
     def identity(self) -> Hashable:
         return tuple(self.each)
+
+
+def detected_shares(each: Sequence[Detected], output: Output, model: Model) -> dict[str, Any]:
+    """The name of each image's detection, its probability, and its box (top, left, bottom, right, as shares)."""
+    found = [found_at(one.each[0], rows.detach().float(), model) for one, rows in zip(each, output)]
+    return {
+        "labels": tuple(f"{model.label(cls)} (query {query})" for cls, query, _, _ in found),
+        "probabilities": tuple(share for _, _, share, _ in found),
+        "boxes": tuple(box for _, _, _, box in found),
+    }
+
+
+def found_at(one: Sought, output: Tensor, model: Model) -> tuple[int, int, float, Box]:
+    """The class, the query, its probability and its box in one output [Q C+4]."""
+    one, read = find(one, output, model), model.detections
+    assert isinstance(one.cls, int) and one.query is not None and read is not None
+    left, top, right, bottom = read.boxes(output[one.query]).tolist()
+    return one.cls, one.query, float(read.probabilities(output[one.query])[one.cls]), (top, left, bottom, right)
+
+
+def best_detections(output: Tensor, model: Model, count: int) -> list[tuple[int, int, float, Box]]:
+    """The best detections in one output [Q C+4], best first."""
+    ranks = range(1, min(count, len(output)) + 1)
+    return [found_at(Sought(Top(rank)), output.detach().float(), model) for rank in ranks]
 
 
 # ---------------------------------------------------------------------------------------------------- what is detected

@@ -15,6 +15,7 @@ from vitreous.models.model import Model
 from vitreous.models.output import Form
 from vitreous.trace.concept import Concept, Text
 from vitreous.trace.located import parse_located
+from vitreous.trace.pairs import Like
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, as_target, checked
 from vitreous.trace.text import embed_text
 
@@ -56,12 +57,12 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
         return parse(listed(text), model, outputs)
     if "@" in text and model.form is not Form.VECTOR:
         return parse_located(text, lambda part: parse_text(part, model, outputs), outputs)
-    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron):)", text)
+    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron|like):)", text)
     if len(parts) == 2 and parts[0]:
         return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
     kind, colon, rest = text.partition(":")
     kind = kind.lower()
-    if colon and kind in ("text", "concept", "neuron"):
+    if colon and kind in ("text", "concept", "neuron", "like"):
         return parse_kind(kind, rest.strip(), model, outputs)
     for find in (find_written, find_named, find_class):  # whole names first, then parts of names
         found = parse_plain(text, model, outputs, find) or parse_contrast(text, model, outputs, find)
@@ -106,6 +107,8 @@ def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
         return Text(rest, embed_text(model, rest))
     if kind == "concept":
         return Concept.find(rest, model)
+    if kind == "like":
+        return Like.to_file(model, rest)
     if not rest.isdigit():
         raise TargetError(f"neuron:{rest}: {rest!r} is not a number")
     return Neuron(checked(int(rest), outputs, "neuron"))

@@ -16,9 +16,10 @@ from vitreous.models.output import Form
 from vitreous.trace.area import Area, Drawn, Point, Sides, boxed
 from vitreous.trace.concept import Concept, Text
 from vitreous.trace.detecting import sought
+from vitreous.trace.detection import best_detections
 from vitreous.trace.frames import Frame, Frames
 from vitreous.trace.parse_target import parse_text
-from vitreous.trace.region import Placed, Region, Spot
+from vitreous.trace.region import Placed, Region, Spot, predicted_shares
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top
 from vitreous.trace.trace import Trace
 
@@ -27,6 +28,17 @@ def place(target: Target, trace: Trace) -> Target:
     """The target on the images of a trace: a class without a place means the places where it is predicted."""
     put = sought if trace.model.form is Form.DETECTIONS else placed
     return put(target, trace.model, trace.frames, len(trace))
+
+
+def best_classes(trace: Trace) -> list[int]:
+    """The best class of each image: of an output for each place, the one that is predicted in most of them."""
+    model, output = trace.model, trace.output
+    if model.form is Form.DENSE:
+        return [int(predicted_shares(one, model).argmax()) for one in output]
+    if model.detections is not None:
+        return [best_detections(one, model, 1)[0][0] for one in output]
+    found: list[int] = output.argmax(1).tolist()
+    return found
 
 
 def placed(target: Target, model: Model, frames: Frames, count: int) -> Target:

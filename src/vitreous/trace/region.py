@@ -181,7 +181,8 @@ def placed_shares(each: Sequence[Placed], output: Output, model: Model) -> dict[
     rows = (output[i : i + 1].detach() for i in range(len(each)))
     shares = [one.graded(model.meaning)(row, row) for one, row in zip(each, rows)]
     names = tuple(name for one in each for name in one.names)
-    return {"labels": names, "probabilities": tuple(map(float, shares))}
+    regions = tuple(spot.area for one in each for spot in one.spots)
+    return {"labels": names, "probabilities": tuple(map(float, shares)), "regions": regions}
 
 
 def told(spot: Spot) -> str:
@@ -219,6 +220,13 @@ def predicted_shares(output: Tensor, model: Model) -> Tensor:
     if model.meaning is Meaning.VALUE:
         return widen(output).mean((-2, -1))
     return predictions(output, model).float().mean((-2, -1))
+
+
+def widest(output: Tensor, model: Model, count: int) -> list[int]:
+    """The classes that are predicted in most places of an output [C Y X], the first one first."""
+    shares = predicted_shares(output, model)
+    found: list[int] = shares.topk(min(count, len(shares))).indices.tolist()
+    return [number for number in found if model.meaning is Meaning.VALUE or shares[number] > 0]
 
 
 def ranked(shares: Tensor, rank: Top, model: Model) -> int:

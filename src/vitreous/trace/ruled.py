@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from vitreous.capture.capture import names_of
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.errors import Unsupported
 from vitreous.models.blocks import tensor_of
-from vitreous.models.data_flow import Node, first_met
+from vitreous.models.data_flow import first_met, leaf_node
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.constants import Constants
 from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
@@ -92,13 +91,6 @@ class Stream:
         begins = [self.entering[i].grad_fn for i in every]
         stops = [*ends, leaf_node(images)]
         return all(begins[i] is ends[i - 1] or first_met(begins[i], stops) == [i - 1] for i in every[1:])
-
-
-def leaf_node(leaf: Tensor) -> Node:
-    """Where the autograd graph of a leaf begins."""
-    with torch.enable_grad():
-        view = leaf.view_as(leaf).grad_fn
-    return None if view is None else view.next_functions[0][0]
 
 
 def ruled(trace: Trace, table: Table | None, *, whole: bool = False, constants: bool = False) -> Ruled:

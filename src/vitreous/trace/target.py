@@ -185,7 +185,7 @@ class Top(Target):
         return output.gather(1, output.detach().topk(self.rank, -1).indices[:, -1:])[:, 0]
 
     def check(self, model: Model, outputs: int) -> None:
-        if not 1 <= self.rank <= outputs:
+        if self.rank < 1 or (self.rank > outputs and model.detections is None):
             raise TargetError(f"{self} is out of range: {model.name} has {outputs} outputs")
 
     def fix(self, output: Output) -> Target:

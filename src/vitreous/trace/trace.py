@@ -214,8 +214,8 @@ class Trace(Batch):
     @property
     def joins(self) -> dict[int, Tensor]:
         """The weights of tokens that the classifier also reads after layers before the last, by layer."""
-        tokens, device = self.layout.tokens, self.images.device
-        return {layer: read_weights(tokens, some, weights, device) for layer, some, weights in self.layout.reads}
+        places = [stage.places for stage in self.layout.stages] or [self.layout.tokens] * self.layout.layers
+        return {i: read_weights(places[i], some, share, self.images.device) for i, some, share in self.layout.reads}
 
     @property
     def read_tokens(self) -> list[int] | None:
@@ -289,6 +289,8 @@ class Trace(Batch):
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
+        if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
+            tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
         flat = tokens.ndim == 2  # of a packed sequence
         return widen(tokens.unflatten(0, (len(self), -1)) if flat else tokens.movedim(self.batch_axis, 0))
 

@@ -86,8 +86,8 @@ def made(study: Rows, row: Mapping[str, Any], map: np.ndarray) -> Attribution:
     options = dict(study.kind.methods[row["method"]])
     declared = METHODS[study.kind.declared(row["method"])]
     own = declared.options.model_fields
-    aimed = study.kind.targeted and declared.targeted
     about = study.of(row["model"]).about
+    aimed = study.kind.targeted and (declared.targeted or ("form" in about and declared.attention))
     return Attribution(
         map=torch.from_numpy(np.array(map, np.float32))[None],
         method=declared.name,

@@ -41,8 +41,8 @@ def attention(
     query: Annotated[
         Literal["read-out"] | tuple[int, int] | tuple[int, int, int],
         Field(
-            description="whose attention: the tokens that the classifier reads, or the patch (row, column); of a video, "
-            "the tubelet (time, row, column)"
+            description="whose attention: the tokens that the classifier reads, or the patch (row, column); of a "
+            "video, the tubelet (time, row, column)"
         ),
     ] = "read-out",
 ) -> Map:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitreous._support.spread import pooled
 from vitreous.capture.attention import sum_of
 from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.gradient.smoothgrad import smooth_gradient, unit_noise
@@ -61,8 +62,7 @@ def class_saliency(trace: Trace, target: Target, *, space: str, samples: int, si
 def pool_patches(values: Map, cells: tuple[int, ...]) -> Map:
     """The sum over each patch, or over each tubelet."""
     area = values[0].numel() / math.prod(cells)
-    pool = F.adaptive_avg_pool2d if len(cells) == 2 else F.adaptive_avg_pool3d
-    return pool(values[:, None], cells)[:, 0] * area
+    return pooled(values, cells) * area
 
 
 def similarities(trace: Trace, phi: Map, space: str) -> Float[Tensor, "B L H"]:

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, need_positive_rows, trim, trim_slots, whole
+from vitreous.methods.common import (
+    check_start,
+    fuse_heads,
+    keeps_all,
+    need_positive_rows,
+    repeated_step,
+    trim,
+    trim_slots,
+    whole,
+)
 from vitreous.methods.decoded import read_through
 from vitreous.models.stages import Behind, Places, Stage
 from vitreous.registry import method
@@ -56,10 +65,10 @@ def rollout(
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
-        carried = carried + joins[number].to(carried) if number in joins else carried
+        stage = trace.layout.stage(number)
+        carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
         if trace.layout.stages:
-            stage = trace.layout.stage(number)
             carried = staged_step(carried, stage, layer, heads, discard, residual, trace.layout.reads_special)
         elif discard > 0:
             a = whole(layer, heads) if a is None else a
@@ -84,6 +93,11 @@ def staged_step(
     real = stage.key_mask(row)
     if heads == "mean" and discard == 0 and real is None and not layer.mixed:
         return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
+    if stage.repeats:
+        a = whole(layer, heads)
+        a = a if discard == 0 else trim_slots(a, discard, stage, stage.own(special, carried.device))
+        copies = stage.asked(stage.queries.slots_of_place.to(carried).expand_as(carried))  # of each query
+        return repeated_step(carried, stage, a / copies[:, :, None], residual)
     if discard == 0:
         return stage.onward(carried, *split(row, fused(layer, heads), residual, real))
     a = trim_slots(whole(layer, heads), discard, stage, stage.own(special, carried.device))

@@ -51,9 +51,9 @@ def gae(
     def visit(layer: Shown) -> None:
         nonlocal gained, left, read
         left -= 1
-        read = read + joins[left] if left in joins else read
         stage = trace.layout.stage(left)
-        more = stage.scatter_keys(layer.gained(stage.gather(read + gained)))
+        read = stage.joined(read, joins[left]) if left in joins else read
+        more = stage.scatter_keys(layer.gained(stage.asked(read) + stage.asked(gained)))
         if left >= start_layer:
             read, gained = stage.unmoved(read), stage.unmoved(gained) + more
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, split, step
-from vitreous.methods.common import GradientRules, check_start, following, keeps_all, trim, trim_slots
+from vitreous.methods.common import GradientRules, check_start, following, keeps_all, repeated_step, trim, trim_slots
 from vitreous.methods.decoded import gradient_steps, refuse_rules, rolled
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -49,9 +49,12 @@ def grad_rollout(
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        carried = carried + joins[left] if left in joins else carried
         stage = trace.layout.stage(left)
-        if trace.layout.stages:
+        carried = stage.joined(carried, joins[left]) if left in joins else carried
+        if stage.repeats:
+            a = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
+            onward = repeated_step(carried.to(a), stage, a, 0.5)
+        elif trace.layout.stages:
             row = stage.gather(carried)
             if discard > 0:
                 trimmed = trim_slots(layer.means(), discard, stage)

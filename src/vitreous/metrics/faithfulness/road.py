@@ -81,8 +81,8 @@ def impute(images: Images, missing: Bool[Tensor, "V *frames Y X"], noise: Images
 def fill_in(image: np.ndarray, gone: np.ndarray) -> np.ndarray:
     """The image [3 Y X] with x_i Σ_j w_ij = Σ_j w_ij x_j for every pixel that is gone: a sparse linear system.
 
-    The pixels of a video [3 T Y X] also have neighbours in time; its system is solved step by step, as its factors would
-    not fit into memory.
+    The pixels of a video [3 T Y X] also have neighbours in time; its system is solved step by step, as its factors
+    would not fit into memory.
     """
     from scipy.sparse.linalg import cg, splu
 

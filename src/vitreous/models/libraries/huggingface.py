@@ -24,7 +24,7 @@ from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_
 from vitreous.models.libraries.hf_video import frames as frames
 from vitreous.models.libraries.hub import cached, hub
 from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
-from vitreous.models.libraries.tasks import is_classifier, meaning_of, stretches
+from vitreous.models.libraries.tasks import is_classifier, meaning_of, names_of, stretches
 
 PREFIX = "hf"
 PACKAGE = "transformers"
@@ -56,9 +56,7 @@ def inner(net: Any) -> Any:
 
 def labels(net: nn.Module) -> Mapping[int, str]:
     named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
-    if not is_classifier(type(inner(net)).__name__) or all(str(x).startswith("LABEL_") for x in named.values()):
-        return {}
-    return {int(index): str(label) for index, label in named.items()}
+    return names_of(type(inner(net)).__name__, named)
 
 
 def classifies(net: nn.Module) -> bool | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -11,10 +13,21 @@ DETECTOR = "ObjectDetection"
 TASKS = ("Classification", "Segmentation", "DepthEstimation", DETECTOR)  # of images, or of each of their places
 QUERIES = ("UniversalSegmentation", "MaskFormerForInstanceSegmentation")  # classes, weighed by the masks of queries
 
+PROMPTED = re.compile(r"Sam\w{0,2}Model")  # masks for a point or a box
+
 
 def is_classifier(made: str) -> bool:
     """Whether its outputs are classes, or values, that can be explained."""
-    return any(task in made for task in TASKS)
+    return any(task in made for task in TASKS) or PROMPTED.fullmatch(made) is not None
+
+
+def names_of(made: str, named: Mapping[Any, str]) -> dict[int, str]:
+    """The names of its classes, if the configuration knows them; a depth has the name of what it is."""
+    if "DepthEstimation" in made:
+        return {0: "depth"}
+    if not is_classifier(made) or all(str(name).startswith("LABEL_") for name in named.values()):
+        return {}
+    return {int(index): str(name) for index, name in named.items()}
 
 
 def meaning_of(net: nn.Module, made: str) -> str | None:
@@ -23,7 +36,7 @@ def meaning_of(net: nn.Module, made: str) -> str | None:
         return meaning_of_queries(net)
     if "DepthEstimation" in made:
         return "value"
-    if made.startswith("Sam") and made.endswith("Model"):  # each mask by itself
+    if PROMPTED.fullmatch(made):  # each mask by itself
         return "sigmoid"
     return "softmax" if made.endswith(QUERIES) else None
 

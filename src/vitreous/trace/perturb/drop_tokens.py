@@ -18,7 +18,7 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
-from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, one_gone, repeated
+from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, one_gone, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -193,11 +193,6 @@ def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
     return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values
 
 
-def gone_of(trace: Trace, keep: Kept) -> Gone:
-    """The tokens that are not kept."""
-    return torch.ones(len(keep), trace.layout.tokens, dtype=torch.bool, device=keep.device).scatter_(1, keep, False)
-
-
 # ----------------------------------------------------------------------------------- which ways a model supports
 
 Trial = dict[int, Tensor]  # the output of an image without a token, by the token
@@ -219,6 +214,8 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
         raise Undroppable(f"{trace.model.name} {trace.layout.obstacle or 'shows no layers'}")
     if not trace.model.has_gradients:
         raise Undroppable(f"{trace.model.name} rounds its tokens together (int8)")
+    if trace.layout.foreign and any(token in trace.layout.patch_tokens for token in trace.layout.readout):
+        raise Undroppable(f"{trace.model.name} may take the mean of another input's tokens as of the image's own")
     if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
         found = None if is_proven(trace) else try_guess(trace, index, left)
         if found is None:
