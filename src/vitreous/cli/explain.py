@@ -13,7 +13,8 @@ import typer
 from PIL import Image
 
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, attribute_all
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution
 from vitreous.cli.alike import Plan, explain_alike
 from vitreous.cli.arguments import Beside, Settings, pick_methods
 from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
