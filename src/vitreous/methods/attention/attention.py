@@ -94,7 +94,8 @@ def patch_token(trace: Trace, query: tuple[int, ...]) -> int:
     """The token of the patch at (row, column), or of the tubelet at (time, row, column)."""
     cells, said = trace.layout.cells, f"query={','.join(map(str, query))}"
     axes = ("times", "rows", "columns")[-len(cells) :]
-    there = ", ".join(f"{count} {axis}" for count, axis in zip(cells, axes))
+    *others, last = [f"{count} {axis}" for count, axis in zip(cells, axes)]
+    there = f"{', '.join(others)} and {last}"
     if len(query) != len(cells):
         raise OptionError(f"{said}: give {len(cells)} numbers, one for each axis of the grid ({there})")
     if not all(0 <= place < count for place, count in zip(query, cells)):
