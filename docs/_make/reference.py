@@ -15,6 +15,7 @@ from vitreous.cli.main import app
 GROUPS = {
     "Load and explain": ("load", "Model", "explain", "explain_targets", "methods", "ConfiguredMethod", "Attribution"),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
+    "Images and words": ("ask", "Answer", "words", "Words", "Word"),
     "Look inside": ("inspect", "with_registers", "maximize", "Maximized", "cass", "check", "Check", "Trace", "Layout"),
     "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),

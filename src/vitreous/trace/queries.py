@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
 from typing import Protocol, runtime_checkable
 
 from vitreous.trace.detection import Detected
