@@ -326,6 +326,26 @@ class Reference:
         start = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
         return self.carried(lambda row, a, grad: row + row @ (a * grad).clamp_min(0).mean(0), start)
 
+    def norm_attention(self) -> Tensor:
+        """S_ij = ‖Σ_h A_ij W_O v_j‖, rows normalised, (S + I)/2."""
+        trace, net = Trace(self.model, images(1)), self.model.speaker.net
+        lengths = []
+        for number, (a, _) in enumerate(self.tower + self.words):
+            call = trace.attention[number]
+            own = net.get_submodule(call.name)
+            out = next(getattr(own, name) for name in ("o_proj", "out_proj", "proj") if hasattr(own, name))
+            v = call.v.transpose(0, 1).flatten(1, 2)  # [H N d]
+            parts = torch.einsum("hnm,hmd,Dhd->nmD", a[0], v, out.weight.unflatten(1, (len(v), -1)))
+            s = parts.norm(dim=-1)
+            lengths.append(0.5 * s / s.sum(-1, keepdim=True) + 0.5 * torch.eye(len(s)))
+        row = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
+        for matrix in lengths[: len(self.tower) - 1 : -1]:
+            row = row @ matrix
+        row = self.down(row)
+        for matrix in lengths[len(self.tower) - 1 :: -1]:
+            row = row @ matrix
+        return self.map(row)
+
     def attention(self) -> Tensor:
         return self.map(self.down(self.words[-1][0][0].mean(0)[self.start]))
 
@@ -365,7 +385,7 @@ def test_output_attentions_are_what_is_recorded(kind: str) -> None:
         assert torch.allclose(layer.weights, a, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention"])
+@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "norm_attention"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_maps_are_those_of_matrices_over_all_tokens(kind: str, method: str) -> None:
     for word in (0, 2):

@@ -68,8 +68,12 @@ class Found:
 
     @property
     def orders(self) -> dict[int, tuple[Grid, tuple[int, ...]]]:
-        """The grid of each layer and the token of each of its cells, by the number of tokens."""
-        return {len(one.place): (one.grid, tuple(one.place.argsort()[one.special :].tolist())) for one in self.placed}
+        """The grid of each layer and the token of each of its cells, by the number of tokens, where that tells them."""
+        found: dict[int, set[tuple[Grid, tuple[int, ...]]]] = {}
+        for one in self.placed:
+            order = one.grid, tuple(one.place.argsort()[one.special :].tolist())
+            found.setdefault(len(one.place), set()).add(order)
+        return {count: next(iter(orders)) for count, orders in found.items() if len(orders) == 1}
 
 
 class Unplaced(Exception):
