@@ -37,7 +37,7 @@ from vitreous.models.obstacles import (
     unlike,
 )
 from vitreous.models.output import Form
-from vitreous.models.readers import Readers, find_readers
+from vitreous.models.readers import find_readers
 from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
@@ -136,7 +136,7 @@ def read_geometry(
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
         if model.form is Form.WORDS:
-            found = replace(found, readers=staged_readers(staged, seen))
+            found = replace(found, readers=staged.readers(seen))
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
         obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
     if obstacle is not None and obstacle.separate:
@@ -347,16 +347,6 @@ def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
 
 
 # -------------------------------------------------------------------------------------------------------- read-out
-
-
-def staged_readers(staged: Found, seen: Seen) -> Readers:
-    """The places behind the last layer that each word of an output [B P C] is read from."""
-    step, slots = staged.steps[-1], staged.stages[-1].queries
-    found = find_readers(seen.output, step.call.node, lambda t: step.rows.arrange(step.call.fold(t), seen.count))
-    if found is None or slots.windows > 1:
-        return ()
-    place = dict(zip(slots.slot.tolist(), slots.place.tolist()))
-    return tuple(tuple(place[slot] for slot in some) for some in found)
 
 
 def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) -> Layout:

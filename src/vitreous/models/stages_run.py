@@ -23,6 +23,7 @@ from vitreous.capture.capture import Capture
 from vitreous.capture.survey import Met
 from vitreous.capture.unfused import PRODUCTS
 from vitreous.models.data_flow import DataFlow
+from vitreous.models.readers import Readers, find_readers
 from vitreous.models.slot_tokens import Pairs, centres, numbered, rows_of, slots_of_tokens, tokens_of_slots
 from vitreous.models.stages import Rows, Slots, Stage, covered, scale_of
 from vitreous.models.survey_run import Network, Seen, gradient, noise_images
@@ -58,10 +59,21 @@ class Found:
     def numbers(self) -> tuple[int, ...]:
         return tuple(step.call.number for step in self.steps)
 
+    def readers(self, seen: Seen) -> Readers:
+        """The places behind the last layer that each word of an output [B P C] is read from."""
+        step, slots = self.steps[-1], self.stages[-1].queries
+        found = find_readers(seen.output, step.call.node, lambda t: step.rows.arrange(step.call.fold(t), seen.count))
+        place = dict(zip(slots.slot.tolist(), slots.place.tolist()))
+        return () if found is None or slots.windows > 1 else tuple(tuple(place[i] for i in some) for some in found)
+
     @property
     def orders(self) -> dict[int, tuple[Grid, tuple[int, ...]]]:
-        """The grid of each layer and the token of each of its cells, by the number of tokens."""
-        return {len(one.place): (one.grid, tuple(one.place.argsort()[one.special :].tolist())) for one in self.placed}
+        """The grid of each layer and the token of each of its cells, by the number of tokens, where that tells them."""
+        found: dict[int, set[tuple[Grid, tuple[int, ...]]]] = {}
+        for one in self.placed:
+            order = one.grid, tuple(one.place.argsort()[one.special :].tolist())
+            found.setdefault(len(one.place), set()).add(order)
+        return {count: next(iter(orders)) for count, orders in found.items() if len(orders) == 1}
 
 
 class Unplaced(Exception):
@@ -335,7 +347,7 @@ def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[En
 def by_image(tokens: Tensor, images: int) -> Tensor:
     """Tokens in the axes of a model as [B N D]."""
     if tokens.ndim == 2:
-        return tokens.unflatten(0, (images, -1))
+        return tokens.reshape(images, -1, tokens.shape[-1])
     return tokens.movedim(0 if tokens.shape[0] == images else 1, 0).flatten(1, -2)
 
 
