@@ -319,7 +319,7 @@ class Without(torch.overrides.TorchFunctionMode):
 
 
 REFUSED = {  # what cannot work, and why
-    "timesformer": "attends over time and over space in turn|block|wrt=image",
+    "timesformer": "attends over time and over space in turn|block|module of its own|wrt=image",
     "vjepa2": "does not pass its tokens from block to block",
 }
 
@@ -417,7 +417,7 @@ def test_a_users_network_declares_its_axes() -> None:
 
 def test_tensors_of_other_shapes_are_refused() -> None:
     with pytest.raises(InputError, match=r"is not a batch of videos.*give \[B, T, 3, H, W\]"):
-        vitreous.explain(model("vivit"), clips()[:, 0], "gradient", target=0)
+        vitreous.explain(model("vivit"), clips()[0, 0], "gradient", target=0)
     with pytest.raises(InputError, match=r"if the network takes videos, say so: Model\(net, frames=16\)"):
         Model(nn.Conv2d(3, 2, 4)).prepare(clips())
     with pytest.raises(ModelError, match="takes videos of 4 frames and failed on 6"):
