@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -331,12 +332,13 @@ def test_every_method_explains_videos(kind: str, name: str) -> None:
     """A map for each tubelet or pixel, the same for a video alone; or a refusal with its reason."""
     declared = METHODS[name]
     target = 1 if declared.targeted else None
+    said = None
     try:
         both = vitreous.explain(model(kind), clips(), name, target, **declared.cheap).map
-    except Unsupported as error:
-        assert kind in REFUSED, error
-        with pytest.raises(Unsupported, match=REFUSED[kind]):
-            raise
+    except Unsupported as refusal:
+        said = str(refusal)
+    if said is not None:
+        assert kind in REFUSED and re.search(REFUSED[kind], said), said
         return
     assert both.shape in ((2, *tubelets(kind)), (2, FRAMES, SIDE, SIDE))
     alone = vitreous.explain(model(kind), clips()[1:], name, target, **declared.cheap).map

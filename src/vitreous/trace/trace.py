@@ -299,9 +299,8 @@ class Trace:
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
-        if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
-            tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
-        return widen(tokens.movedim(self.batch_axis, 0))
+        windows = self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self)  # of a video
+        return widen(tokens.reshape(len(self), -1, tokens.shape[-1]) if windows else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""
@@ -339,9 +338,8 @@ class Trace:
 
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
-        coarse = (
-            self.images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)
-        )  # the same for every precision
+        bits = self.images.to(torch.bfloat16).contiguous()  # the same for every precision
+        coarse = bits.view(torch.int16).flatten(1)
         odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
         marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
         return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
