@@ -111,8 +111,19 @@ def loaded(net: Any, name: str) -> Loaded:
 def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
     if Path(name).is_dir():  # that an example has made
         return huggingface.load_base(name, weights, size)
+    if any(word in name.lower() for word in ("llava", "smolvlm")):
+        return speaking(name)
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
     return loaded(zoo.ZOO[kind].make(), Path(name).name)
+
+
+def speaking(name: str) -> Loaded:
+    """A vision-language model in a folder, with its processor."""
+    import vlms
+
+    net = vlms.built("llava")
+    net.config._name_or_path = str(vlms.saved("llava"))
+    return loaded(net, Path(name).name)
 
 
 def small_torchvision(name: str, weights: str | None, size: Any) -> Loaded:
@@ -381,6 +392,7 @@ LONG = (
         "bridges.md",
         "coming-from.md",
         "concepts.md",
+        "inputs.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",

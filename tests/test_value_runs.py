@@ -48,7 +48,7 @@ def test_value_zeroing_oracle(deit: Model, double: Model, oracle: Oracle, precis
     model = deit if precision == "float32" else double
     raw = oracle("value_zeroing", "both/any/raw")
     trace = Trace(model, oracle.input("both"))
-    layers = record(trace, trace.images, list(range(12)))
+    layers = record(trace, range(len(trace)), list(range(12)))
     for number in range(12) if precision == "float32" else (0, 11):
         assert off(value_changes(trace, layers[number]), raw[number]) < (3e-5 if precision == "float32" else 2e-7)
     ours = vitreous.explain(model, trace, "value_zeroing").map[0]
@@ -61,7 +61,7 @@ def test_value_zeroing_oracle(deit: Model, double: Model, oracle: Oracle, precis
 @pytest.mark.parametrize(("precision", "limit"), [("float32", 2e-5), ("float64", 2e-7)])
 def test_norm_attention_oracle(deit: Model, double: Model, oracle: Oracle, precision: str, limit: float) -> None:
     trace = Trace(deit if precision == "float32" else double, oracle.input("both"))
-    layers = record(trace, trace.images, list(range(12)))
+    layers = record(trace, range(len(trace)), list(range(12)))
     norm, own = (oracle("norm_attention", f"both/any/{key}") for key in ("norm", "norm_res_diagonal"))
     for number in range(12):
         assert off(whole_norms(trace, layers[number], False)[0], norm[number]) < limit
@@ -99,7 +99,7 @@ def slow_changes(name: str) -> list[Tensor]:
 def test_value_zeroing_is_one_run_a_value(name: str) -> None:
     trace = doubled(name)[1]
     read = trace.readout[0].double()
-    layers = record(trace, trace.images[:1], list(range(trace.layout.layers)))
+    layers = record(trace, [0], list(range(trace.layout.layers)))
     least = min(expected.amax(1).min().item() for expected in slow_changes(name))
     limit = 1e-4 + 6e-8 / least**0.5  # float32 knows unit vectors no better
     for number, expected in enumerate(slow_changes(name)):
@@ -310,7 +310,7 @@ def vit(kind: type[Base]) -> Model:
 def test_any_block_is_run_again_as_it_is(kind: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = vit(kind), zoo.images("timm ViT")
     slow_model, trace = Model(zero_oracle.doubled(model.module)), Trace(model, images)
-    layers = record(trace, images[:1], [0, 1])
+    layers = record(trace, [0], [0, 1])
     for number in (0, 1):
         expected = zero_oracle.changes(*slow(slow_model, trace, number))
         assert off(value_changes(trace, layers[number]), expected) < 1e-4
@@ -328,7 +328,7 @@ def test_a_low_rank_step_saves_half_of_an_mlp(monkeypatch: pytest.MonkeyPatch) -
     """The first layer of the MLP never meets all variants, and gives what it would."""
     model, images = vit(Scaled), zoo.images("timm ViT")[:1]
     trace = Trace(model, images)
-    layer = record(trace, images, [0])[0]
+    layer = record(trace, [0], [0])[0]
     read: list[int] = []
     plain = torch.nn.functional.linear
     with method.again(trace, layer.block) as names:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, attribute_all, join
-from vitreous.errors import OptionError, TargetError, Unsupported
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution, join
+from vitreous.errors import InputError, OptionError, TargetError, Unsupported
+from vitreous.models.inputs import Inputs
+from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod, MethodWarning
 from vitreous.trace import trace as engine
 from vitreous.trace.apply import (
     as_images,
+    as_inputs,
     as_model,
     default_methods,
     each_of,
@@ -21,6 +27,7 @@ from vitreous.trace.apply import (
     of_model,
     per_image,
 )
+from vitreous.trace.pairs import Like, Names, beside, taking, two_arguments
 from vitreous.trace.views import Views
 
 
@@ -40,6 +47,8 @@ def explain(
     images: Any,
     method: str | ConfiguredMethod | None = None,
     target: Any = None,
+    *,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Attribution:
     """Explain images with one method.
@@ -50,9 +59,10 @@ def explain(
     its `options` as keywords (see `vitreous methods NAME`), or a configured method such as
     `vitreous.methods.rollout(discard=0.9)`; None: the best quick map for a class (`vitreous methods` marks it), or, on
     a model that it does not support, the next best, with a warning. `target`: a class number or name, "top-1" (the
-    default), "a-b" (a rather than b), or a list with one target per image.
+    default), "a-b" (a rather than b), or a list with one target per image. `inputs`: what the network gets beside the
+    images, by name: tensors with one row for each image, or one for all.
     """
-    return explain_all(model, images, method, [target], options)[0]
+    return explain_all(model, images, method, [target], options, inputs)[0]
 
 
 def explain_targets(
@@ -60,6 +70,8 @@ def explain_targets(
     images: Any,
     method: str | ConfiguredMethod | None,
     targets: Any,
+    *,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Attribution]:
     """Explain images with one method for several targets, faster than one call of `explain` per target.
@@ -72,7 +84,7 @@ def explain_targets(
     asked = list(targets)
     if not asked:
         raise TargetError("the list of targets is empty; give at least one target")
-    return explain_all(model, images, method, asked, options)
+    return explain_all(model, images, method, asked, options, inputs)
 
 
 def explain_all(
@@ -81,6 +93,7 @@ def explain_all(
     method: str | ConfiguredMethod | None,
     targets: list[Any],
     options: dict[str, Any],
+    inputs: Mapping[str, Any] | None = None,
 ) -> list[Attribution]:
     """One attribution for each target."""
     if method is None and options:
@@ -97,11 +110,14 @@ def explain_all(
         return made
 
     if isinstance(images, engine.Trace):
+        if inputs is not None:
+            raise InputError("a trace has its own inputs: give them to Trace(model, images, inputs=…)")
         made = attributed(of_model(images, model), targets)
         warn_of(instead)
         return made
     wrapped = as_model(model)
     listed = as_images(images, wrapped.channels, wrapped.frames)
+    travelling = as_inputs(wrapped, inputs, len(listed))
     targets = [each_of(target) for target in targets]
     for target in targets:
         if per_image(target) and len(target) != len(listed):
@@ -110,9 +126,9 @@ def explain_all(
     def run(part: slice) -> list[Attribution]:
         chosen = [target[part] if per_image(target) else target for target in targets]
         views = Views.of(listed[part], wrapped, part.start)
-        return attributed(Trace(wrapped, listed[part]), chosen, views)
+        return attributed(Trace(wrapped, listed[part], travelling.part(part)), chosen, views)
 
-    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed)
+    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed, travelling)
     about = "images" if declared is None else f"{declared.name}, images"
     parts = in_batches(run, len(listed), min(size, len(listed)), about)
     warn_of(instead)
@@ -137,3 +153,97 @@ def attribute_by_default(
         else:
             return made, f"{declared.name} is used, because {refusals[0]}" if refusals else None
     raise refusals[0]
+
+
+# ------------------------------------------------------------------------------------------------------- two images
+
+
+class Pair(NamedTuple):
+    """The maps of two images, or of two batches of them: `one, other = explain_pair(…)`."""
+
+    one: Attribution
+    other: Attribution
+
+    @property
+    def both(self) -> Attribution:
+        """All maps in one attribution, those of a pair next to each other."""
+        return join([half[i] for i in range(len(self.one)) for half in self])
+
+    def save(self, path: str | Path) -> Path:
+        """Save a figure with the maps side by side (.png, .svg, .pdf, …), or the raw maps (.npz)."""
+        return self.both.save(path)
+
+    def _repr_png_(self) -> bytes:
+        return self.both._repr_png_()
+
+
+def explain_pair(
+    model: Any,
+    one: Any,
+    other: Any,
+    method: str | ConfiguredMethod | None = None,
+    target: Any = None,
+    *,
+    similarity: str = "cosine",
+    arguments: Sequence[str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Pair:
+    """Explain two images together, or image by image two lists of them: a map for each.
+
+    A network that takes two images is explained for `target` (as for `explain`), each image with the other as its
+    input; `arguments`: the names of the two, where its forward takes more. For any other network the score is the
+    `similarity` of the embeddings of the two images: "cosine", "dot" or "l2". The maps of swapped images are swapped.
+    `inputs`: what else the network gets, one row for each pair.
+    """
+    wrapped = as_model(model)
+    images = as_images(one, wrapped.channels), as_images(other, wrapped.channels)
+    if len(images[0]) != len(images[1]):
+        raise InputError(f"{len(images[0])} and {len(images[1])} images are no pairs; give as many of each")
+    names = two_arguments(wrapped, inputs or {}, arguments)
+    if names is not None:
+        return taken_together(wrapped, images, names, method, target, inputs, options)
+    if target is not None:
+        said = f"{wrapped.name} takes one image, so a pair is explained by the similarity of its embeddings"
+        raise TargetError(f"{said}; leave target= out, or name the arguments of the two images: arguments=(…, …)")
+    given = as_inputs(wrapped, inputs, len(images[0]))
+    likes = [Like.to(wrapped, some, names_of(some, wrapped), similarity, given) for some in images]
+    found = [explain(wrapped, images[i], method, likes[1 - i], inputs=inputs, **options) for i in (0, 1)]
+    return Pair(*(with_other(found[i], wrapped, images[1 - i], given) for i in (0, 1)))
+
+
+def taken_together(
+    model: Model,
+    images: tuple[Any, Any],
+    names: Names,
+    method: str | ConfiguredMethod | None,
+    target: Any,
+    inputs: Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> Pair:
+    """The maps of a network that takes two images."""
+    ready = [model.prepare(some) for some in images]
+    found = [
+        explain(
+            taking(model, names[i]),
+            images[i],
+            method,
+            target,
+            inputs=beside(inputs, names[1 - i], ready[1 - i]),
+            **options,
+        )
+        for i in (0, 1)
+    ]
+    return Pair(*found)
+
+
+def names_of(images: Any, model: Model) -> list[str]:
+    views = Views.of(images, model)
+    given = [str(image) if isinstance(image, str | Path) else None for image in images]
+    return [views.name(i) if name is None else name for i, name in enumerate(given)]
+
+
+def with_other(found: Attribution, model: Model, others: Any, given: Inputs) -> Attribution:
+    """The same, which also tells of the image that each is compared with."""
+    seen = Inputs.of(beside(given.values, "like", model.prepare(others)), len(found), model.prepare(others))
+    return replace(found, inputs=seen.stamps())

@@ -22,17 +22,18 @@ from vitreous.images import pictures
 from vitreous.images.bands import Bands
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
-from vitreous.registry import Method
-from vitreous.trace.apply import choose, computed, refuse, refuse_empty
+from vitreous.trace.area import Area
+from vitreous.trace.own_sizes import differ, own_part, together
 from vitreous.trace.parse_target import listed
-from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
-from vitreous.types import Box, Map, Output
+from vitreous.types import Box, Map
 from vitreous.version import VERSION
 
-PER_IMAGE = ("targets", "labels", "probabilities", "sources")
-MODEL = ("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions")
+PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "regions", "sources", "inputs")
+MODEL = (
+    *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
+    *("image_argument", "shared_inputs"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,8 +52,11 @@ class Attribution:
     box: Box | None = None  # the part of the image that the maps cover; None: all of it
     labels: tuple[str | None, ...] = ()  # the name of each image's target
     probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
+    boxes: tuple[Box | None, ...] = ()  # of a detector: the box of each image's query
+    regions: tuple[Area | None, ...] = ()  # of an output for each place: that of each image's target; not saved
     sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
     made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
+    inputs: tuple[str, ...] = ()  # a hash of what the network got beside each image
     times: tuple[tuple[int, int], ...] = ()  # of a video: the frames of each tubelet; empty: a map for each frame
 
     def __post_init__(self) -> None:
@@ -70,7 +74,7 @@ class Attribution:
         cut = {name: values[index] for name in PER_IMAGE if (values := getattr(self, name))}
         notes = {k: v[index] if per_image(v, len(self)) else v for k, v in self.notes.items()}
         views = None if self.views is None else self.views.part(index)
-        return replace(self, map=self.map[index], views=views, notes=notes, **cut)
+        return replace(self, map=own_part(self.map[index]), views=views, notes=notes, **cut)
 
     def __iter__(self) -> Iterator[Attribution]:
         return (self[i] for i in range(len(self)))
@@ -114,9 +118,11 @@ class Attribution:
             "targets": list(self.targets),
             "labels": list(self.labels),
             "probabilities": list(self.probabilities),
+            **({"boxes": list(self.boxes)} if self.boxes else {}),
             "model": self.model,
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
+            **({"inputs": list(self.inputs)} if self.inputs else {}),
             **({"times": [list(span) for span in self.times]} if self.times else {}),
             "images": self.names,
             "sources": plain(self.sources or list(sources)),
@@ -138,6 +144,8 @@ class Attribution:
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
+        if len(self) > 1 and differ(self.map):
+            return join([one.resize(size) for one in self])
         return replace(self, map=spread(self.map, (shape[0], shape[1]), self.box), box=None)
 
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
@@ -154,7 +162,9 @@ class Attribution:
         Of a video: the map of each tubelet over its middle frame, side by side.
         """
         from vitreous.plot.colour import is_control, is_level, limits
+        from vitreous.plot.outline import outlined
         from vitreous.plot.overlay import overlay
+        from vitreous.plot.region import surrounded
 
         if self.map.ndim == 4:
             from vitreous.plot.strip import panel_of
@@ -162,10 +172,12 @@ class Attribution:
             if image is not None:
                 raise InputError("maps of a video are drawn over its own frames; leave the image out")
             return panel_of(self, index, cells).picture
-        values, control = self.map[index].cpu().numpy(), is_control(self.method)
+        values, control = self[index].map[0].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
         shown = self.view(image, index)
-        return overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = outlined(drawn, self.boxes[index] if self.boxes else None)
+        return surrounded(drawn, self.regions[index] if self.regions else None)
 
     def save(self, path: str | Path) -> Path:
         """Save a figure (.png, .svg, .pdf, …), raw maps with their provenance (.npz), or a film of a video (.gif)."""
@@ -205,11 +217,13 @@ class Attribution:
             targets=tuple(targets),
             labels=tuple(told.get("labels", ())),
             probabilities=tuple(told.get("probabilities", ())),
+            boxes=tuple(tuple(box) for box in told.get("boxes", ())),
             version=told["vitreous"],
             box=None if told.get("box") is None else tuple(told["box"]),
             times=tuple((span[0], span[1]) for span in told.get("times", ())),
             sources=tuple(told.get("sources") or ({"name": image} for image in told["images"])),
             made_by={key: told[key] for key in MODEL if key in told},
+            inputs=tuple(told.get("inputs", ())),
             **{key: told[key] for key in ("method", "options", "model", "signed", "notes")},
         )
 
@@ -261,83 +275,7 @@ def join(parts: Sequence[Attribution]) -> Attribution:
         if per_image(value, len(first))
     }
     rows: dict[str, Any] = {name: tuple(value for part in parts for value in getattr(part, name)) for name in PER_IMAGE}
-    return replace(first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
+    return replace(first, map=together([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
 
 
 # ------------------------------------------------------------------------------------------ running methods
-
-
-def attribute(
-    trace: Trace,
-    declared: Method,
-    target: Any,
-    values: dict[str, Any],
-    views: Views | None = None,
-    *,
-    strict: bool = True,
-) -> Attribution:
-    """Run one method on one trace; `values` are validated options."""
-    return attribute_all(trace, declared, [target], values, views, strict=strict)[0]
-
-
-def attribute_all(
-    trace: Trace,
-    declared: Method,
-    targets: list[Any],
-    values: dict[str, Any],
-    views: Views | None = None,
-    *,
-    strict: bool = True,
-) -> list[Attribution]:
-    """Run one method on one trace for each target; a method that does not depend on a target runs once.
-
-    `strict`: raise if the map of an image is zero everywhere or not finite.
-    """
-    refuse(trace, declared)
-    chosen = [choose(trace, target, declared) for target in targets]
-    results, output = computed(trace, declared, tuple(chosen if declared.targeted else chosen[:1]), values)
-    output = trace.output if output is None and declared.targeted else output
-    views = views or Views.of(trace.images, trace.model)
-    for target, noted in zip(chosen, results) if strict else ():
-        fixed = target if output is None else target.fix(output)
-        refuse_empty(trace, declared, fixed, noted.map, views)
-    made_by = Origin.of(trace.model, trace.extent)
-    return [
-        Attribution(
-            map=noted.map,
-            method=declared.name,
-            options=values,
-            targets=told_targets(target, output, len(trace)),
-            **told_shares(target, output, trace),
-            model=trace.model.name,
-            made_by=made_by,
-            signed=declared.is_signed(values),
-            notes=noted.notes,
-            views=views,
-            box=trace.layout.box(trace.size) if tuple(noted.map.shape[1:]) == trace.layout.cells else None,
-            times=trace.layout.times if tuple(noted.map.shape[1:]) == trace.layout.cells else (),
-        )
-        for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
-    ]
-
-
-def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:
-    """The target of each image as a string that `parse` reads; None if the method does not depend on a target."""
-    if output is None:
-        return (None,) * count
-    fixed = target.fix(output)
-    return tuple(str(fixed.of_image(index)) for index in range(count))
-
-
-def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str, Any]:
-    """The name of each image's target, and its probability if it is a class."""
-    if output is None:
-        return {}
-    fixed, model = target.fix(output), trace.model
-    each = [fixed.of_image(index).single() for index in range(len(trace))]
-    numbers = [number for one in each for number in one.class_numbers(1) or ()]
-    if len(numbers) < len(each) or not trace.classifies:
-        return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}
-    chosen = torch.tensor(numbers, device=output.device)[:, None]
-    shares = model.meaning.probabilities(output.detach().float()).gather(1, chosen)[:, 0].tolist()
-    return {"labels": tuple(model.label(number) for number in numbers), "probabilities": tuple(shares)}

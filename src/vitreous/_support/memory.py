@@ -18,6 +18,7 @@ from typing import TypeVar
 import psutil
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
+from torch import Tensor
 
 from vitreous._support.progress import steps
 from vitreous.errors import OptionError
@@ -126,3 +127,20 @@ def attempt(run: Callable[[slice], T], part: slice) -> tuple[T] | None:
 def out_of_memory(error: BaseException) -> bool:
     """Whether the GPU or the system ran out of memory; on the CPU, torch has no exception class for it."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def capturing(images: Tensor) -> bool:
+    """Is a graph being recorded, so that nothing may be asked of the GPU?"""
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def later(value: Tensor) -> Callable[[], Tensor]:
+    """What a GPU computes, to be asked for when it has got more to do: nothing behind it is waited for."""
+    copied, there = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+
+    def ask() -> Tensor:
+        there.synchronize()
+        return copied
+
+    return ask

@@ -1,4 +1,4 @@
-"""Counter-based random normal numbers, which are the same on every device."""
+"""Random numbers of each image, which are the same on every device: counter-based normal ones, and their keys."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def mixed(z: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
 def uniform(bits: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """Map 32 bits to a number in (0, 1]."""
     return (bits.float() + 0.5) * 2.0**-32
+
+
+def image_keys(images: Float[Tensor, "B *image"], seed: int) -> Int[Tensor, "B"]:
+    """A random key per image that depends on the image and the seed, not on batch, device or precision."""
+    coarse = images.to(torch.bfloat16).contiguous().view(torch.int16).flatten(1)  # the same for every precision
+    odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
+    marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
+    return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)

@@ -139,6 +139,8 @@ class Bridge:
     def maps(self, trace: Trace, target: Target) -> Noted:
         """One image at a time: objects that repeat images do so in different orders."""
         self.check(trace.model)
+        if trace.inputs and not self.redirects:
+            raise Unsupported(f"{self.kind} runs the network by itself, without the inputs beside the images")
         fixed = target.fix(trace.output)
         numbers = fixed.class_numbers(len(trace)) if fixed.one_class else None
         if numbers is None and not self.redirects:
@@ -156,7 +158,7 @@ class Bridge:
         image = trace.images[index : index + 1].detach().clone().requires_grad_()
         own = self.moved(self.attribution, trace.model.module)
         if self.redirects:
-            own, number = redirected(own, score_function(trace, target)), None
+            own, number = redirected(own, score_function(trace, target, index)), None
         asked = {**self.arguments, **({} if number is None else {"target": number})}
         try:
             return own.attribute(image, **asked)
@@ -216,12 +218,12 @@ def redirected(attribution: Any, forward: Callable[[Tensor], Scores]) -> Any:
     return twin
 
 
-def score_function(trace: Trace, target: Target) -> Callable[[Tensor], Scores]:
+def score_function(trace: Trace, target: Target, index: int) -> Callable[[Tensor], Scores]:
     """The score of versions of one image, with a gradient where there is one."""
 
     def score(images: Tensor) -> Scores:
         how = Run.from_pixels() if torch.is_grad_enabled() else Run.to_output()
-        run = trace.run(images, how.unseen())
+        run = trace.run(images, how.unseen().of([index] * len(images)))
         return target.of_rows([0] * len(images))(run.output, run.embedding)
 
     return score

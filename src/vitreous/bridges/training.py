@@ -60,8 +60,8 @@ class Row:
 class Due:
     """Whether it is time: every so many steps, every so many epochs, or both."""
 
-    steps: int | None
-    epochs: int | None
+    steps: Any  # whole numbers, which is checked below, or None
+    epochs: Any
     last: int = -1  # the step of the last look
 
     def __post_init__(self) -> None:

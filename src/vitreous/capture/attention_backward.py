@@ -7,7 +7,7 @@ The backward of an attention needs A and ∂y/∂A anyway; here it computes them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, same, sum_of, widen
 from vitreous.capture.capture import NORMS, Capture, linear_parts
+from vitreous.errors import Unsupported
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
@@ -161,31 +162,33 @@ def pass_by(shown: Shown) -> None:
 class Follower:
     """Runs every attention over `tokens` tokens so that its backward passes A ⊙ ∂y/∂A to `visitor`.
 
-    No gradients are needed before the first of these attentions.
+    No gradients are needed before the first layer.
     """
 
-    def __init__(self, tokens: int, numbers: Collection[int] | None = None) -> None:
+    def __init__(self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False) -> None:
         self.tokens = tokens
-        self.numbers = numbers  # the attention calls that are layers, where these differ in their tokens
+        self.numbers = numbers  # the attention calls that are layers, if known
+        self.differ = differ  # layers differ in their tokens
         self.visitor: Visitor = pass_by
         self.seen = 0
 
     def takes(self, q: Tensor, k: Tensor) -> bool:
         """Whether this is a layer in the axes [B H N d] whose sums need A."""
         as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and not fusible(q)
-        return as_usual and (self.numbers is not None or q.shape[2] == k.shape[2] == self.tokens)
+        return as_usual and (self.differ or q.shape[2] == k.shape[2] == self.tokens)
 
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
         """O, exactly as the fused kernel computes it."""
         assert call.q is not None and call.k is not None
-        if self.numbers is not None and call.number not in self.numbers:
+        if self.differ and self.numbers is not None and call.number not in self.numbers:
             return F.scaled_dot_product_attention(call.q, call.k, call.v, **options)
         call.followed = True
         self.seen += 1
         q, bias = call.q, call.bias
         if call.only is not None:
             q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
-        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, self.seen == 1)
+        end = self.seen == 1 and (not self.numbers or call.number == self.numbers[0])
+        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
@@ -320,13 +323,17 @@ class AtEntries(TorchFunctionMode):
 class CutAt(AtEntries):
     """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
 
-    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first.
+    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first. `flat`: they are [N D],
+    and the leaf is [1 N D].
     """
 
-    def __init__(self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same) -> None:
+    def __init__(
+        self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same, flat: bool = False
+    ) -> None:
         super().__init__()
-        self.entry, self.seen, self.edit = entry, seen, edit
+        self.entry, self.seen, self.edit, self.flat = entry, seen, edit, flat
         self.leaf: Tensor | None = None
+        self._given: Tensor | None = None  # the leaf in the model's own axes
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
@@ -342,6 +349,10 @@ class CutAt(AtEntries):
     def met(self, entry: Entry, tokens: Tensor) -> Tensor:
         if entry == self.entry:
             torch.set_grad_enabled(True)
-            self._tokens, self.leaf = tokens, self.edit(tokens.detach()).detach().requires_grad_()
+            own = tokens.detach()[None] if self.flat else tokens.detach()
+            self._tokens, self.leaf = tokens, self.edit(own).detach().requires_grad_()
+            if self.flat and len(self.leaf) != 1:
+                raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
+            self._given = self.leaf[0] if self.flat else self.leaf
             self.seen.recording = True
-        return self.leaf if self.leaf is not None and tokens is self._tokens else tokens
+        return self._given if self._given is not None and tokens is self._tokens else tokens

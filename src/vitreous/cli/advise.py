@@ -46,7 +46,8 @@ def run(
     as_json = place.as_json
     if place.out is not None:
         check_out(place.out)
-    data = read_data(sources[0] if len(sources) == 1 else sources).take(choice.limit, choice.sample, choice.seed)
+    data = read_data(sources[0] if len(sources) == 1 else sources).with_inputs(choice.inputs)
+    data = data.take(choice.limit, choice.sample, choice.seed)
     names = None if methods is None else chosen_methods(methods)
     asked: dict[str, Any] = {"methods": names, "target": target, "thorough": thorough, "exhaustive": exhaustive}
     with show_progress(False if as_json else None):

@@ -113,6 +113,11 @@ SetOption = Annotated[
 Target = Annotated[str | None, typer.Option("--target", "-t", help=TARGET)]
 Targets = Annotated[str | None, typer.Option("--target", "-t", help=f"{TARGET} Several are separated by commas.")]
 Masks = Annotated[Path | None, typer.Option("--masks", help="A folder with a mask for each image, of the same name.")]
+INPUTS = "An .npz of what the network gets beside the images: arrays by name, one row for each image or one for all."
+Inputs = Annotated[Path | None, typer.Option("--inputs", help=INPUTS)]
+LikeImage = Annotated[
+    Path | None, typer.Option("--like", help="Another image: explain why the two are alike, with a map for each.")
+]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N images.", min=1)]
 Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]
@@ -212,11 +217,20 @@ class SourceOfHead(Source):
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of images of a data set."""
+    """The choice of images of a data set, and what the network gets beside them."""
 
+    inputs: Inputs = None
     limit: Limit = None
     sample: Sample = None
     seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the network gets beside the images, or another image that they are compared with."""
+
+    inputs: Inputs = None
+    like: LikeImage = None
 
 
 @dataclass(frozen=True)

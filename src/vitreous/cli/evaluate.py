@@ -42,7 +42,7 @@ def run(
     as_json: bool,
 ) -> None:
     check_out(out)
-    found = read_data(data, masks).take(choice.limit, choice.sample, choice.seed)
+    found = read_data(data, masks).with_inputs(choice.inputs).take(choice.limit, choice.sample, choice.seed)
     plan = make_plan(methods, metrics, settings, found, target, choice.seed)
     board = Leaderboard(load(), found, plan)
     with placed_folder(out, "leaderboard", WRITTEN, identity(board), overwrite) as (folder, note):

@@ -47,7 +47,7 @@ class Explanation:
 
     def sheet(self, cells: bool) -> Sheet:
         values = any("value" in entry for entry in self.top)
-        bars = [(entry["label"], entry["value" if values else "probability"]) for entry in self.top]
+        bars = [(entry["label"], share_of(entry)) for entry in self.top]
         return explanation_figure(self.rows, top=bars, rows=self.heads, cells=cells, values=values)
 
 
@@ -234,3 +234,8 @@ def finite(value: Any) -> Any:
 def number(value: Any) -> float | None:
     """None in place of NaN, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
+
+
+def share_of(entry: dict[str, Any]) -> float:
+    """The value, the probability or the share of the image of one of the best classes."""
+    return float(next(entry[key] for key in ("value", "probability", "area") if key in entry))

@@ -168,7 +168,7 @@ def run(
 
     check_out(engine.out)
     compute, far = pick_engine(engine.engine), engine.engine == "ray"
-    found = read_data(data, masks).take(engine.limit, engine.sample, engine.seed).stamped()
+    found = read_data(data, masks).with_inputs(engine.inputs).take(engine.limit, engine.sample, engine.seed).stamped()
     with limit_memory(sources.memory):
         planned, model = plan(
             make_kind(kind, methods, metrics, settings, found, engine.seed),

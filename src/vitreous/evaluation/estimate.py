@@ -14,6 +14,7 @@ from vitreous._support.words import count_of
 from vitreous.evaluation.leaderboard import Leaderboard
 from vitreous.evaluation.plan import CONTROLS
 from vitreous.evaluation.stages import Stage, runs_of
+from vitreous.models.inputs import Given
 from vitreous.models.model import Model
 from vitreous.registry import ConfiguredMethod
 from vitreous.trace.apply import images_at_once
@@ -85,8 +86,8 @@ def counted(model: Model) -> Iterator[list[int]]:
     rows: list[int] = []
     run = model.run
 
-    def counting(images: Images) -> Tensor:
-        output = run(images)
+    def counting(images: Images, given: Given | None = None) -> Tensor:
+        output = run(images, given)
         rows.append(len(output))
         return output
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from torch import nn
 from vitreous._support.memory import in_batches, out_of_memory
 from vitreous._support.progress import steps
 from vitreous._support.statistics import Moments
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, explained
 from vitreous.evaluation.plan import Methods, Settings, make_plan
 from vitreous.evaluation.report.files import write_all
@@ -29,7 +30,8 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Metric
-from vitreous.trace.apply import as_model, choose, faults, images_at_once, of_images
+from vitreous.trace.apply import as_inputs, as_model, choose, faults, images_at_once, is_aimed, of_images, read_target
+from vitreous.trace.placing import best_classes
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 
@@ -47,6 +49,7 @@ def run_leaderboard(
     metrics: str | Sequence[str] | None = None,
     *,
     masks: str | Path | None = None,
+    inputs: str | Path | Mapping[str, Any] | None = None,
     target: Any = None,
     options: Settings | None = None,
     limit: int | None = None,
@@ -60,9 +63,10 @@ def run_leaderboard(
     "rollout:discard=0.9", a metric too: "srg:of=logit"; each is a row or a column of its own.
     `target`: "label", "top-1" or what `explain` takes; None: the label where it is known, else top-1. `options`:
     {"rollout": {"discard": 0.9}, "deletion": {"steps": 20}}. `limit`: use only the first N images; `sample`: N chosen
-    at random.
+    at random. `inputs`: what the network gets beside each image, arrays by name or an .npz, one row for each image.
     """
-    found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed)
+    whole = data if isinstance(data, Data) else read_data(data, masks)
+    found = whole.with_inputs(inputs).take(limit, sample, seed)
     plan = make_plan(methods, metrics, options or {}, found, target, seed)
     board = Leaderboard(of_images(as_model(model), "a leaderboard works"), found, plan)
     board.run()
@@ -100,10 +104,10 @@ def measure_method(plan: Plan, scene: Scene, name: str, without: frozenset[str] 
     """Compute one method's maps for a batch and score them by every metric except those in `without`."""
     asked = plan.methods[name]
     found = Found(np.full((len(plan.metrics), len(scene.trace)), np.nan))
-    own = Trace(scene.trace.model, scene.trace.images) if scene.timed else scene.trace
+    own = scene.trace.like(scene.trace.images) if scene.timed else scene.trace
     begun = now(own)
     try:
-        target = scene.target if asked.declared.targeted else None
+        target = scene.target if is_aimed(own.model, asked.declared) else None
         found.made = attribute(own, asked.declared, target, asked.values, strict=False)
     except Exception as error:
         failed(plan, found, error, None)
@@ -155,6 +159,7 @@ class Leaderboard(Board):
     """A board that is filled while the run goes on."""
 
     def __init__(self, model: Model, data: Data, plan: Plan) -> None:
+        show_inputs(model, data)
         super().__init__(About.of(model), match_labels(data, model), plan)
         self.model = model
         self.pool = pool_of(model, self.data, plan.target)
@@ -202,13 +207,14 @@ class Leaderboard(Board):
                 after(batch.numbers)
 
     def _scene(self, batch: Batch, loaded: Loaded) -> Scene:
-        trace = Trace(self.model, torch.as_tensor(batch.images))
+        trace = Trace(self.model, torch.as_tensor(batch.images), self.data.beside(batch.numbers))
+        trace.frames = replace(trace.frames, prepared=True)
         trace.whole()
         target = self._target(trace, batch.numbers)
         timed = len(self.forwards) < TIMED
         if timed:
             self.forwards.append(forward_seconds(trace) / len(batch))
-        self.best.update(zip(batch.numbers, trace.output.argmax(1).tolist()))
+        self.best.update(zip(batch.numbers, best_classes(trace)))
         for i, number in enumerate(batch.numbers):
             own = target.of_image(i)
             self.targets[number] = str(own)
@@ -249,8 +255,9 @@ class Leaderboard(Board):
 
 def label_target(labels: Sequence[int | str | None], trace: Trace) -> Target:
     """Each image's label, or its best class where it has none."""
-    best = trace.output.argmax(1).tolist()
-    return Class(tuple(label if isinstance(label, int) else top for label, top in zip(labels, best)))
+    best = best_classes(trace)
+    chosen = Class(tuple(label if isinstance(label, int) else top for label, top in zip(labels, best)))
+    return read_target(trace, chosen).fix(trace.output)
 
 
 def pool_of(model: Model, data: Data, target: Any) -> Pool:
@@ -263,13 +270,28 @@ def pool_of(model: Model, data: Data, target: Any) -> Pool:
             raise InputError(loaded.failed[number])
         return torch.as_tensor(loaded.batches[0].images)
 
-    return Pool(model, len(data), read, partial(target_of_sample, data, target))
+    given = partial(one_row, data)
+    return Pool(model, len(data), read, partial(target_of_sample, data, target), given)
+
+
+def one_row(data: Data, number: int) -> dict[str, np.ndarray] | None:
+    return data.beside([number])
+
+
+def show_inputs(model: Model, data: Data) -> None:
+    """Let a model know of what kind its inputs are, before its layout is asked for."""
+    model.arguments.sample(as_inputs(model, data.beside([0]), 1))
 
 
 def target_of_sample(data: Data, target: Any, trace: Trace, number: int) -> Target:
     """The label of an image if that is asked for and known, else what the target is on its trace."""
     label = data.samples[number].label if target in (None, "label") else None
-    return Class(label) if isinstance(label, int) else aim_at(trace, None if target == "label" else target)
+    trace.frames = replace(trace.frames, prepared=True)
+    return (
+        read_target(trace, label).fix(trace.output)
+        if isinstance(label, int)
+        else aim_at(trace, None if target == "label" else target)
+    )
 
 
 def now(trace: Trace) -> float:
@@ -285,7 +307,8 @@ def now(trace: Trace) -> float:
 def forward_seconds(trace: Trace) -> float:
     """Seconds of a plain forward pass of a batch: the second of two."""
     with trace.model.still(), torch.no_grad():
-        trace.model.run(trace.images)
+        given = trace.inputs.rows(range(len(trace)))
+        trace.model.run(trace.images, given)
         begun = now(trace)
-        trace.model.run(trace.images)
+        trace.model.run(trace.images, given)
         return now(trace) - begun

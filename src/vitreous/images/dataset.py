@@ -13,13 +13,17 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from vitreous.errors import InputError
 from vitreous.images import listing, saved_datasets, tars
+from vitreous.images.beside import Arrays, read_inputs, rows_of, told_of
 from vitreous.images.entries import LABEL, Found, read_label, some
 from vitreous.images.listing import LISTED
 from vitreous.images.pictures import Stored
@@ -41,6 +45,7 @@ class Data:
     samples: Sequence[Sample]
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()  # of a data set that numbers them
+    inputs: Arrays | None = field(default=None, repr=False, compare=False)  # what a network gets beside each image
 
     @cached_property
     def columns(self) -> Samples:
@@ -70,7 +75,17 @@ class Data:
         seen = hashlib.blake2b(digest_size=8)
         for told in self.columns.told():
             seen.update(repr(told).encode())
+        if self.inputs is not None:
+            seen.update(told_of(self.inputs).encode())
         return seen.hexdigest()
+
+    def with_inputs(self, given: str | Path | Mapping[str, Any] | None) -> Data:
+        """The same images with arrays that travel with them, from a file .npz or by name; None: as they are."""
+        return self if given is None else replace(self, inputs=read_inputs(given, len(self)))
+
+    def beside(self, numbers: Sequence[int]) -> dict[str, np.ndarray] | None:
+        """What a network gets beside some of the images."""
+        return None if self.inputs is None else rows_of(self.inputs, numbers)
 
     def stamped(self) -> Data:
         """The same images, which know how they were, so that a change on the way is noticed."""
@@ -78,10 +93,11 @@ class Data:
 
     def take(self, limit: int | None = None, sample: int | None = None, seed: int = 0) -> Data:
         """The first `limit` images, or `sample` random ones; the order stays."""
-        samples = self.columns
+        samples, numbers = self.columns, list(range(len(self)))
         if sample is not None and sample < len(self):
-            samples = samples.pick(sorted(random.Random(seed).sample(range(len(self)), sample)))
-        return replace(self, samples=samples[:limit])
+            numbers = sorted(random.Random(seed).sample(range(len(self)), sample))
+            samples = samples.pick(numbers)
+        return replace(self, samples=samples[:limit], inputs=self.beside(numbers[:limit]))
 
 
 def read_data(data: str | Path | Sequence[str | Path], masks: str | Path | None = None) -> Data:

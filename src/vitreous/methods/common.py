@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -70,6 +70,27 @@ def fuse_heads(values: Tensor, heads: str | int) -> Tensor:
 def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
     """Ā: all rows of a layer with the heads fused."""
     return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
+
+
+def need_positive(trace: Trace, name: str, layers: Iterable[Attention]) -> None:
+    """Raise if an attention weight is negative, as it may be where heads are mixed."""
+    for layer in layers:
+        least = min(float(a.min()) for _, a in layer.chunks(layer.only)) if layer.mixed else 0.0
+        if least < 0:
+            said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name})"
+            told = f"down to {least:.2g}. Try gae, grad_rollout or attention."
+            raise Unsupported(f"{name} needs weights that are not negative; {said}, {told}")
+
+
+def need_positive_rows(trace: Trace, name: str, layers: Iterable[Attention], heads: str, residual: float) -> None:
+    """Raise if a row of r·I + (1−r)·Ā cannot be normalised: heads that are mixed may leave any sum."""
+    for layer in layers:
+        sums = whole(layer, heads).sum(-1) if layer.mixed else None
+        least = 1.0 if sums is None else float((residual + (1 - residual) * sums).min())
+        if least <= 0:
+            said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name})"
+            told = f"a row with the skip connection then sums to {least:.2g}, so that it cannot be normalised"
+            raise Unsupported(f"{name}: {said}; {told}. Try gae, grad_rollout or attention.")
 
 
 def less_baseline(trace: Trace, tokens: Tensor, baseline: Baseline) -> Tensor:

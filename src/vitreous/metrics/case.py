@@ -18,14 +18,27 @@ from torch import Tensor
 
 from vitreous._support.memory import in_batches
 from vitreous._support.spread import spread
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
-from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
+from vitreous.trace.apply import (
+    as_images,
+    as_inputs,
+    as_model,
+    choose,
+    each_of,
+    find_method,
+    images_at_once,
+    is_aimed,
+    of_model,
+    per_image,
+)
+from vitreous.trace.own_sizes import own_part
 from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -155,6 +168,7 @@ def evaluate(
     metric: str,
     target: Any = None,
     masks: Any = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Score:
     """Measure the quality of maps with one metric.
@@ -163,7 +177,7 @@ def evaluate(
     `Attribution`, or maps [B h w] or [B Y X] (of videos, with time behind B). `metric`: see `vitreous metrics`.
     `target`: as for `explain`; by default the target of the attribution, else the best class of each image. `masks`:
     where the object is, for the metrics that need it: one mask per image (a file, an array [Y X] or a box; None if
-    unknown).
+    unknown). `inputs`: as for `explain`.
     """
     declared = METRICS[metric]
     values = declared.check(options)
@@ -173,6 +187,7 @@ def evaluate(
     wrapped = as_model(model) if given is None else given.model
     refuse_videos(declared, wrapped)
     listed = as_images(images, wrapped.channels, wrapped.frames) if given is None else given.images
+    given_inputs = given.inputs if given is not None else as_inputs(wrapped, inputs, len(listed))
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
@@ -187,18 +202,24 @@ def evaluate(
     def aim(trace: Trace, number: int) -> Target:
         return aim_at(trace, target[number] if per_image(target) else target)
 
-    pool = Pool(wrapped, len(listed), lambda number: listed[number : number + 1], aim)
+    pool = Pool(
+        wrapped,
+        len(listed),
+        lambda number: listed[number : number + 1],
+        aim,
+        lambda number: given_inputs.of_images([number]),
+    )
 
     def run(part: slice) -> Measured:
-        trace = Trace(wrapped, listed[part]) if given is None else given
+        trace = Trace(wrapped, listed[part], given_inputs.part(part)) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
-        case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
+        case = make_case(trace, method, settings, chosen, None if maps is None else own_part(maps[part]), where)
         return measure(declared, replace(case, pool=pool, numbers=range(len(listed))[part]), values)
 
     if given is not None:
         return join([run(slice(None))], declared, values, method)
-    size = min(images_at_once(wrapped, listed), len(listed))
+    size = min(images_at_once(wrapped, listed, given_inputs), len(listed))
     return join(in_batches(run, len(listed), size, f"{metric}, images"), declared, values, method)
 
 
@@ -218,7 +239,9 @@ def make_case(
 
     def again(other: Trace, wanted: Target, strict: bool = False) -> Map:
         assert method is not None
-        return attribute(other, method, wanted if method.targeted else None, dict(settings), strict=strict).map
+        return attribute(
+            other, method, wanted if is_aimed(other.model, method) else None, dict(settings), strict=strict
+        ).map
 
     if maps is None:
         assert method is not None

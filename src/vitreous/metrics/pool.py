@@ -22,6 +22,7 @@ class Pool:
     count: int
     read: Callable[[int], Any]  # one image, as a model prepares it
     aim: Callable[[Trace, int], Target]  # what is explained in it; runs the model if that is its best class
+    given: Callable[[int], Any] = lambda number: None  # the inputs that travel with it
     kept: dict[Hashable, Any] = field(default_factory=dict)  # what a metric made of the current batch
     _known: dict[int, str | None] = field(default_factory=dict)
 
@@ -33,7 +34,7 @@ class Pool:
         """What is explained in an image, in words; None if it cannot be read."""
         if number not in self._known:
             try:
-                trace = Trace(self.model, self.read(number))
+                trace = Trace(self.model, self.read(number), self.given(number))
                 self._known[number] = str(self.aim(trace, number).of_image(0))
             except InputError:
                 self._known[number] = None

@@ -34,6 +34,11 @@ class BlockOutputs(ExitStack):
         """Whether each of these runs exactly once in a forward pass, as far as is known."""
         return all(len(self.ends.get(block, [None])) == 1 for block in blocks)
 
+    def flat(self, blocks: tuple[str, ...]) -> bool:
+        """Whether these return tokens [N D], without an axis of images."""
+        found = [out for block in blocks for _, out in self.ends.get(block, []) if out is not None]
+        return bool(found) and all(out.ndim == 2 for out in found)
+
     def read(self, output: Tensor, blocks: tuple[str, ...]) -> list[int]:
         """The blocks whose output is read other than by the next one; empty: unknown, as no block feeds the next."""
         ends = [self.ends.get(block, [(None, None)])[0] for block in blocks]

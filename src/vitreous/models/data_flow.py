@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Node = Any  # a node of torch's autograd graph
@@ -14,9 +15,11 @@ Node = Any  # a node of torch's autograd graph
 class DataFlow:
     """The graph between an output and some marked tensors of the same forward pass, in the order they were made."""
 
-    def __init__(self, output: Tensor, marked: Sequence[Tensor]) -> None:
+    def __init__(self, output: Tensor, marked: Sequence[Tensor], leaf: Tensor | None = None) -> None:
         self.output = output.grad_fn
         self.marks: dict[Node, int] = {}
+        if leaf is not None and leaf.requires_grad:
+            self.marks[leaf_node(leaf)] = 1 << len(marked)
         for number, tensor in enumerate(marked):
             if tensor.grad_fn is not None:
                 self.marks[tensor.grad_fn] = self.marks.get(tensor.grad_fn, 0) | 1 << number
@@ -32,6 +35,12 @@ class DataFlow:
         """The marked tensors that the output depends on."""
         found = self.below(self.output)
         return [number for number in range(len(self._nodes)) if found >> number & 1]
+
+    def of_leaf(self, number: int) -> bool:
+        """Whether a marked tensor depends on the leaf; an attention over another input does not."""
+        leaf = 1 << len(self._nodes)
+        node = self._nodes[number]
+        return leaf not in self.marks.values() or (node is not None and bool(self.below(node) & leaf))
 
     def feeds(self, one: int, other: int) -> bool:
         """Whether a marked tensor depends on an earlier one."""
@@ -115,6 +124,13 @@ def common(above: dict[Node, Node], place: dict[Node, int], one: Node, other: No
         else:
             other = above[other]
     return one
+
+
+def leaf_node(leaf: Tensor) -> Node:
+    """Where the autograd graph of a leaf begins."""
+    with torch.enable_grad():
+        view = leaf.view_as(leaf).grad_fn
+    return None if view is None else view.next_functions[0][0]
 
 
 def first_met(start: Node, stops: Sequence[Node]) -> list[int]:

@@ -21,6 +21,15 @@ class Facts:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._answers: dict[Hashable, Any] = {}
+        self._kinds: dict[Hashable, Facts] = {}
+
+    def of_kind(self, kind: Hashable) -> Facts:
+        """What was found out with inputs of one kind, or with other arguments as the image; under the same lock."""
+        if not kind:
+            return self
+        found = self._kinds.setdefault(kind, Facts())
+        found.lock = self.lock
+        return found
 
     def find(self, question: Hashable, answer: Callable[[], T]) -> T:
         """The answer to a question; `answer` is called the first time."""
@@ -45,6 +54,8 @@ class Facts:
 
     def forget(self) -> None:
         self._answers.clear()
+        for kind in self._kinds.values():
+            kind.forget()
 
 
 _FACTS: WeakKeyDictionary[nn.Module, Facts] = WeakKeyDictionary()
@@ -53,3 +64,12 @@ _FACTS: WeakKeyDictionary[nn.Module, Facts] = WeakKeyDictionary()
 def facts_of(net: nn.Module) -> Facts:
     """The facts of a network, the same for every `Model` of it."""
     return _FACTS.setdefault(net, Facts())
+
+
+def is_int8(net: nn.Module) -> bool:
+    """Whether torch quantised its weights: its kernels for them have no backward."""
+    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
+
+
+def is_quantised(module: Any) -> bool:
+    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)

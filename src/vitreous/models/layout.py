@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
 from vitreous.capture.attention_backward import Entry
+from vitreous.models.decoder import Decoder
+from vitreous.models.readers import Readers
 from vitreous.models.stages import PLAIN, Stage
 from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
@@ -39,13 +41,18 @@ class Layout:
     columns: tuple[Span, ...] = ()
     added: tuple[int, ...] = ()  # tokens that `vitreous.with_registers` added
     numbers: tuple[int, ...] | None = None  # the attention calls that are layers; None: all over as many tokens
+    readers: Readers = ()  # of a detector: the tokens that each of its queries reads
+    decoder: Decoder | None = None  # of a detector: what its queries read the tokens through
     pool: int | None = None  # the attention call that is the pool
+    foreign: tuple[int, ...] = ()  # the attention calls over other inputs than the image, such as a second image
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike
     calls: int | None = None  # attention calls up to the last layer, where nothing after them is ever read
     layers: int = 0  # how many there are
     entries: tuple[Entry, ...] = ()  # where the tokens that enter each layer are made
     orders: Mapping[int, Order] = field(default_factory=dict)  # of layers with other tokens, by their number of tokens
     sequence_first: bool = False  # the model's tokens are [N B D]
+    mixed: bool = False  # some layers change their attention between softmax and values
+    flat_blocks: tuple[str, ...] = ()  # in place of `blocks`, of a model whose tokens are [N D], a packed sequence
     alone: bool = False  # the model must be run one image at a time
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with
@@ -112,6 +119,18 @@ class Layout:
     def batch_axis(self) -> int:
         """The axis of the images in the model's own tokens."""
         return 1 if self.sequence_first else 0
+
+    @property
+    def flat(self) -> bool:
+        """Whether the model's tokens have no axis of images."""
+        return bool(self.flat_blocks)
+
+    @property
+    def no_blocks(self) -> str:
+        """Why no block can be run on other tokens, if none can: the end of a sentence on the model."""
+        if self.flat:
+            return "has no axis of images in its tokens (they are those of a packed sequence)"
+        return "does not keep each layer in a module of its own"
 
     @property
     def read_tokens(self) -> list[int] | None:

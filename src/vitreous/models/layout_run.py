@@ -20,10 +20,14 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
+from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
+from vitreous.models.decoder import entry_of, find_decoder
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
+    SAMPLED,
+    UNREAD,
     Obstacle,
     find_obstacle,
     layer_numbers,
@@ -32,6 +36,8 @@ from vitreous.models.obstacles import (
     several_reads,
     unlike,
 )
+from vitreous.models.output import Form
+from vitreous.models.readers import Readers, find_readers
 from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
@@ -57,7 +63,7 @@ def find_layout(model: Network, size: Extent, given: Layout | None = None) -> tu
 def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
-    flow = DataFlow(output, [call.node for call in seen.calls])
+    flow = DataFlow(output, [call.node for call in seen.calls], seen.images)
     linear = survey.classifier is not None and survey.classifier[1] is output
     ends = [output, survey.classifier[0]] if linear and survey.classifier is not None else [output]
     found = replace(read_geometry(model, seen, flow, ends, size, given), linear_output=linear)
@@ -72,7 +78,10 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
-    found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=True)
+    found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=output.ndim != 4)  # else, by place
+    if model.form in (Form.DETECTIONS, Form.WORDS) and found.decoder is None:
+        readers = find_readers(output, last.node, last.fold)
+        found = replace(found, readers=readers or (), obstacle=None if readers else UNREAD)
     if met is None:
         return found, kept
     with torch.no_grad():
@@ -89,17 +98,31 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    read = flow.read() if flow.known else list(range(len(seen.calls)))
+    every = flow.read() if flow.known else list(range(len(seen.calls)))
+    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
     chain = one_chain(read, seen, flow, ends)
+    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
+        read, decoder = find_decoder(seen, flow, every) or (read, None)
+        chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    branches = branches and len(size) == 2
+    if branches and unlike([seen.calls[i] for i in read]) is None:
+        cuts = candidates(survey, size, seen.images.shape[1])
+        branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
+        if branch is not None:
+            return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
     obstacle, numbers, pool = (
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
+    if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
+        obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
-        found = replace(found, numbers=tuple(numbers))
+        foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
+        found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])
@@ -114,19 +137,22 @@ def read_geometry(
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
+        if model.form is Form.WORDS:
+            found = replace(found, readers=staged_readers(staged, seen))
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
         obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
     if obstacle is not None and obstacle.separate:
         ways = []
+    once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
     found = replace(
         found,
-        blocks=blocks if seen.blocks.run_once(blocks) else (),
+        blocks=() if flat else once,
+        flat_blocks=once if flat else (),
         layers=len(ways),
-        entries=tuple(met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.shape[0] % seen.count > 0 for met in ways)
-        if len(size) == 3 and staged is not None
-        else any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
-        footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
+        mixed=any(seen.calls[i].mixed for i in layers),
+        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
+        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
+        footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
     if staged is not None:
@@ -141,7 +167,21 @@ def read_geometry(
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
-    return replace(found, pooled=pooled, pool=pool, calls=None if pooled else layers[-1] + 1)
+    split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
+    early = not pooled and not split and decoder is None
+    return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
+
+
+def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) -> bool:
+    """Whether the first axis of the tokens is not that of the images; `windows`: they may share it with windows."""
+    leading = [len(met.tokens) for met in ways if met is not None and met.tokens.ndim > 2]
+    return any(size % images > 0 if windows else size != images for size in leading)
+
+
+def footprint(seen: Seen) -> tuple[int, int]:
+    """The bytes that one image takes: without gradients, and with."""
+    memory = seen.survey.memory
+    return 6 * memory.largest // seen.count, 3 * memory.made // (2 * seen.count)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
@@ -309,6 +349,16 @@ def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
 
 
 # -------------------------------------------------------------------------------------------------------- read-out
+
+
+def staged_readers(staged: Found, seen: Seen) -> Readers:
+    """The places behind the last layer that each word of an output [B P C] is read from."""
+    step, slots = staged.steps[-1], staged.stages[-1].queries
+    found = find_readers(seen.output, step.call.node, lambda t: step.rows.arrange(step.call.fold(t), seen.count))
+    if found is None or slots.windows > 1:
+        return ()
+    place = dict(zip(slots.slot.tolist(), slots.place.tolist()))
+    return tuple(tuple(place[slot] for slot in some) for some in found)
 
 
 def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) -> Layout:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous._support.memory import out_of_memory
+from vitreous._support.memory import capturing, out_of_memory
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
 from vitreous.images.preprocess import Preprocess
+from vitreous.models.detected import Detections, describe
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
-from vitreous.models.kinds_of_module import is_compiled, is_int8
+from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
+from vitreous.models.kinds_of_module import is_int8
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
-from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
-from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
-from vitreous.models.survey_run import noise_images
+from vitreous.models.libraries import Library, adapt, library_of
+from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
+from vitreous.models.still import Still, hold_still
+from vitreous.models.survey_run import Network, noise_images
 from vitreous.models.video import Axes, checked_axes, not_images, prepared
 from vitreous.types import Extent, Images
-
-FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
 
 
 class Model:
@@ -41,7 +42,10 @@ class Model:
     `classifier` says whether its output is class scores, `output` what its numbers mean: "logits", "sigmoid", "softmax"
     (it returns probabilities), "value" (a regression) or "auto"; `layout` replaces what the layout run finds.
     `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
-    figures show. `frames`: of a network of videos, how many it takes; `axes`: "BCTHW" where they are not [B,T,C,H,W].
+    figures show. `inputs`: what the network gets beside its images, the same for all; `image`: the argument of its
+    forward that takes the images, where that cannot be found out. `frames`: of a network of videos, how many it takes;
+    `axes`: "BCTHW" where they are not [B,T,C,H,W]. `branch`: of a network that sees patches of several sizes
+    (CrossViT), the one that maps show.
     """
 
     def __init__(
@@ -51,21 +55,23 @@ class Model:
         labels: Sequence[str] | Mapping[int, str] | None = None,
         *,
         name: str | None = None,
-        forward: Callable[[Tensor], Any] | None = None,
+        forward: Callable[..., Any] | None = None,
         classifier: bool | None = None,
         output: str = AUTO,
         layout: Layout | None = None,
         channels: int | None = None,
         bands: Sequence[int] | int | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        image: str | None = None,
         frames: int | None = None,
         axes: Axes = "BTCHW",
+        branch: int | None = None,
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
-        self.net = net
-        self.module = unwrap(net)
+        self.net, self.module = net, unwrap(net)
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -79,13 +85,15 @@ class Model:
         self._preprocess = preprocess
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
+        self.arguments = Arguments(forward or self.module.forward, self.name, inputs, image)
         self.frames = self.library.frames(self.module) if frames is None else frames  # None: it takes images
         self.axes = checked_axes(axes, self.frames)
-        self._layouts: dict[Extent, Layout] = {}
-        self._given_layout = layout
+        self._layouts: dict[tuple[Extent, Hashable], Layout] = {}
+        self._given_layout, self.branch = layout, branch
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
         self.form = Form.VECTOR  # how its output is laid out; known after the first run
+        self.detections: Detections | None = None  # of a detector: how its scores are read; known after the first run
         self.spec: str | None = None  # its source and name; set by `load`, as are the next two
         self.weights: tuple[Path, ...] = ()  # the files that its weights came from
         self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
@@ -151,30 +159,39 @@ class Model:
         """The geometry at the usual input size."""
         return self.layout_at(self.extent)
 
-    def layout_at(self, size: Extent) -> Layout:
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this ((frames,) height, width), measured once; a layout given by hand is believed."""
-        if size not in self._layouts:
+        key = size, self.arguments.sample(inputs).kind
+        if key not in self._layouts:
             self._ending = self._ending if self._layouts else None  # of a run with gradients
-            found, reference = find_layout(self, size, self._given_layout)
+            run = self.sampled(inputs)
+            found, reference = find_layout(run, size, self._given_layout)
             if found.reads_one_patch and not self._mean:  # there is no CLS among the tokens that it returns
                 self._mean = True
-                found, reference = find_layout(self, size, self._given_layout)
-            self._layouts[size] = found
+                found, reference = find_layout(run, size, self._given_layout)
+            self._layouts[key] = found
             if self._given_layout is None:
-                self.facts.note(("layout run", size), reference)
+                self.facts_for(inputs).note(("layout run", size), reference)
             if self._ending is not None:
                 self._ending.check(self.output, self.name)
-        return self._layouts[size]
+        return self._layouts[key]
 
-    def alone_at(self, size: Extent) -> Layout:
+    def alone_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this size, of a model that must be run one image at a time."""
-        self._layouts[size] = self.layout_at(size).one_by_one()
-        return self._layouts[size]
+        key = size, self.arguments.sample(inputs).kind
+        self._layouts[key] = self.layout_at(size, inputs).one_by_one()
+        return self._layouts[key]
+
+    def sampled(self, inputs: Inputs | None = None) -> Network:
+        """The model as the layout run takes it: every noise image gets the inputs of one image."""
+        sample = self.arguments.sample(inputs)
+        return cast(Network, Sampled(self, sample)) if sample else self
 
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
         if self.classifier is None:
-            self.classifier = layout.linear_output or (self._ending is not None and self._ending.classifies)
+            shows = self.form is not Form.VECTOR or (self._ending is not None and self._ending.classifies)
+            self.classifier = layout.linear_output or shows
         return self.classifier
 
     @property
@@ -183,9 +200,11 @@ class Model:
         if self._meaning is None and self.output != AUTO:
             self._meaning = Meaning(self.output)
         if self._meaning is None:
-            size, layout = next(iter(self._layouts.items()), None) or (self.extent, self.layout)
+            (size, _), layout = next(iter(self._layouts.items()), None) or ((self.extent, ()), self.layout)
             if self._ending is None:
-                self.run(noise_images(self, size))
+                self.sampled().run(noise_images(self, size))
+            if self.detections is not None:
+                return self.detections.meaning
             assert self._ending is not None
             told = self.library.meaning(self.module)
             self._meaning = decide(self._ending, self.classifies(layout), told, self._named)
@@ -199,7 +218,11 @@ class Model:
     @property
     def facts(self) -> Facts:
         """What was found out about the network, shared by every `Model` of it."""
-        return facts_of(self.module)
+        return facts_of(self.module).of_kind(self.arguments.kind)
+
+    def facts_for(self, inputs: Inputs | None) -> Facts:
+        """The same of runs with inputs of this kind."""
+        return self.facts.of_kind(self.arguments.sample(inputs).kind)
 
     def forget(self) -> None:
         """Forget everything that was found out by running the network, after it was changed in place."""
@@ -220,17 +243,17 @@ class Model:
         """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
-        if isinstance(images, Tensor):
-            images = images.cpu().numpy()
+        images = images.cpu().numpy() if isinstance(images, Tensor) else images
         if self.frames is not None:
             return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
-        count = self.channels
-        listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
+        given = pictures.as_list(images, self.channels)
+        listed = [pictures.read(image, i, self.channels) for i, image in enumerate(given)]
         if not listed:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
+            sizes = [tuple(x.shape[1:]) for x in ready]
+            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
@@ -254,75 +277,64 @@ class Model:
         """Whether the network takes a sample of other channels than was found; then these are believed."""
         try:
             with self.still(), torch.no_grad():
-                self.run(sample.detach().to(self.device, self.dtype))
+                self.sampled().run(sample.detach().to(self.device, self.dtype))
         except (ModelError, RuntimeError):
             return False
         self._channels = int(sample.shape[-3])
         self._layouts.clear()
         return True
 
-    def run(self, images: Images) -> Float[Tensor, "rows *outputs"]:
-        """One forward pass; the scores or the embedding of each image."""
+    def run(self, images: Images, given: Given | None = None) -> Float[Tensor, "rows *outputs"]:
+        """One forward pass; the scores or the embedding of each image, laid out in the `form` of the model.
+
+        `given`: what else each row gets, by name.
+        """
         try:
-            output = read_output(self._call(images), self.name, self._mean)
-            self.outputs = output.shape[1]
+            raw = self._call(images, given or {})
+            laid = lay_out(raw, self.name, self._mean, (images.shape[-2], images.shape[-1]))
+            output, self.outputs, self.form = laid.values, laid.classes, laid.form
+            if self.form is Form.DETECTIONS:
+                return self._detected(output)
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
             return output
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
-            raise ModelError(self._why(error, (*images.shape[1:-3], *images.shape[-2:]))) from error
+            extent = (*images.shape[1:-3], *images.shape[-2:])
+            raise ModelError(self._why(error, extent, given or {})) from error
 
-    def _call(self, images: Images) -> Any:
+    def _detected(self, output: Tensor) -> Tensor:
+        if self.detections is None:
+            told = self.library.meaning(self.module)
+            self.detections = describe(output.shape[-1] - 4, self.output, self.labels, told, self.name)
+        self.outputs, self._meaning = self.detections.classes, self.detections.meaning
+        return output
+
+    def _call(self, images: Images, given: Given) -> Any:
         images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
+        if given or self.arguments.kind:
+            return self.arguments.call(self._forward or self.module, images, given)
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
-    def _why(self, error: Exception, size: Extent) -> str:
+    def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
         try:
             built = self.library.frames(self.module)
             usual: Extent | None = self.size if built is None else (built, *self.size)
         except VitreousError:  # its preprocessing cannot be made, which is another matter
             usual = None
-        return why_failed(self.module, self.name, error, size, usual, self._forward is None)
+        missing = self.arguments.missing(given) if self._forward is None else []
+        return why_failed(self.name, error, size, usual, missing)
 
     @property
     def has_gradients(self) -> bool:
         """Whether its weights are of a kind that gradients pass through: not int8."""
         return not self.facts.find("int8", lambda: is_int8(self.module))
 
-    @contextmanager
-    def still(self) -> Iterator[Still]:
+    def still(self) -> AbstractContextManager[Still]:
         """Hold the network in eval mode, uncompiled, for one thread; restore everything on exit."""
-        with self.facts.lock, ExitStack() as stack:
-            names, compiled, hooked = {}, self.net is not self.module, False
-            left = [("", self.module)]
-            while left:
-                name, module = left.pop()
-                own = module.__dict__  # asked directly: this walk is part of every run
-                if id(module) in names:
-                    continue
-                names[id(module)] = name
-                inner = own["_modules"].items()
-                left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
-                compiled = compiled or is_compiled(module)
-                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
-                for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
-                    if own.get(flag) is True:
-                        stack.callback(setattr, module, flag, True)
-                        setattr(module, flag, False)
-            if compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield Still(names, hooked)
-
-
-@dataclass(frozen=True)
-class Still:
-    """What is known of a network that holds still."""
-
-    names: dict[int, str]  # of its modules, by identity
-    hooked: bool  # someone has hooked into it, so that every run must go to its end
+        return hold_still(self.module, self.facts.lock, wrapped=self.net is not self.module)
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -331,20 +343,3 @@ def unwrap(net: nn.Module) -> nn.Module:
     if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = net.module
     return net if inner is None else unwrap(inner)
-
-
-def capturing(images: Tensor) -> bool:
-    """Is a graph being recorded, so that nothing may be asked of the GPU?"""
-    return images.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def later(value: Tensor) -> Callable[[], Tensor]:
-    """What a GPU computes, to be asked for when it has got more to do: nothing behind it is waited for."""
-    copied, there = value.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    there.record()
-
-    def ask() -> Tensor:
-        there.synchronize()
-        return copied
-
-    return ask

@@ -55,6 +55,7 @@ class Origin:
             },
             "preprocess": preprocess_of(model),
             "output": model.output,
+            **model.arguments.told,
             "versions": versions(model.library.PACKAGE),
         }
 

@@ -97,6 +97,8 @@ def centres(made: Tensor, source: Tensor, weights: Sequence[Tensor], axis: int) 
 def numbered(tokens: Tensor, images: int) -> Tensor:
     """A number for each token of each image, in the axes of the tokens."""
     shape = tokens.shape[:-1]
+    if len(shape) == 1:  # a packed sequence
+        return torch.arange(len(tokens), device=tokens.device)
     axis = 0 if shape[0] == images else 1
     rest = [size for i, size in enumerate(shape) if i != axis]
     return torch.arange(tokens[..., 0].numel(), device=tokens.device).reshape(images, *rest).movedim(0, axis)
@@ -123,6 +125,8 @@ def slots_of_tokens(slots: Tensor, tokens: Tensor, images: int) -> Pairs | None:
 
     def backwards(signs: Tensor) -> Tensor:
         grad = torch.autograd.grad((each * signs).sum(), [tokens], retain_graph=True)[0].double()
+        if grad.ndim == 2:
+            return grad.reshape(images, -1, grad.shape[-1])
         return grad.movedim(0 if grad.shape[0] == images else 1, 0).reshape(images, -1, grad.shape[-1])
 
     plain = backwards(torch.ones_like(each))

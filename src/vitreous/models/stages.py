@@ -114,8 +114,15 @@ class Stage:
         return self.queries.windows
 
     def here(self, carried: Behind) -> Places:
-        """From the places of the next layer to those of this one."""
-        return carried if self.merged is None else self.merged.scatter(carried)
+        """From the places of the next layer to those of this one; what was joined is there already."""
+        if self.merged is None:
+            return carried
+        found = self.merged.scatter(carried[:, : self.merged.count])
+        return found if carried.shape[1] == self.merged.count else found + carried[:, self.merged.count :]
+
+    def joined(self, carried: Behind, read: Places) -> Behind:
+        """The weights of the places of the next layer, and of tokens of this one that are read beside it."""
+        return carried + read if self.merged is None else torch.cat([carried, read.expand(len(carried), -1)], 1)
 
     def gather(self, carried: Behind) -> Queries:
         """The weight of every query, from that of every place of the next layer."""
@@ -231,12 +238,12 @@ class Plain(Stage):
 PLAIN = Plain()
 
 
-def covered(fine: Grid, coarse: Grid, special: int, before: int) -> Slots:
+def covered(fine: Grid, coarse: Grid, special: int, before: int, kept: int | None = None) -> Slots:
     """The cells of a fine grid that each cell of a coarse one covers, behind `special` tokens that are as many before.
 
-    Special tokens that are not there before are dropped.
+    Special tokens that are not there before are dropped; `kept`: how many are, if that is known.
     """
-    kept = special if special == before else 0
+    kept = kept if kept is not None else special if special == before else 0
     lines = [covering(count, into) for count, into in zip(fine, coarse)]
     cells = (lines[0][:, None] * coarse[1] + lines[1][None, :]).flatten()  # of each fine cell, the coarse one
     inside = ((lines[0] >= 0)[:, None] & (lines[1] >= 0)[None, :]).flatten().nonzero().flatten()

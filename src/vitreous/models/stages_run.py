@@ -25,7 +25,7 @@ from vitreous.capture.unfused import PRODUCTS
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.slot_tokens import Pairs, centres, numbered, rows_of, slots_of_tokens, tokens_of_slots
 from vitreous.models.stages import Rows, Slots, Stage, covered, scale_of
-from vitreous.models.survey_run import Network, Seen, noise_images
+from vitreous.models.survey_run import Network, Seen, gradient, noise_images
 from vitreous.models.token_places import Grid, Places, cut_places, even
 
 NEAR, MOST = 0.9, 0.9  # cells from its place, for so many: what overlaps much is measured roughly
@@ -108,9 +108,18 @@ def find_step(seen: Seen, number: int) -> Step:
     query, where = query_of(call), f"in {call.name or 'its own code'}"
     if query is None or not query.requires_grad or not call.v.requires_grad:
         raise Unplaced(f"has queries that cannot be traced to its tokens ({where})")
-    met = entering(seen.survey.recent[number], query, call.v, images)
-    if met is None:
+    found = [entering(seen.survey.recent[number], query, call.v, images, kind) for kind in ("norm", "linear")]
+    steps = (made_of(call, query, met, images, where) for met in found if met is not None)
+    step = next((step for step in steps if asks_for_tokens(step, seen)), None)
+    if step is None and any(found):
+        raise Unplaced(f"has queries that are made of no token that enters it ({where})")
+    if step is None:
         raise Unplaced(f"has an attention whose queries and keys are made of different tokens ({where})")
+    return step
+
+
+def made_of(call: Attention, query: Tensor, met: Met, images: int, where: str) -> Step:
+    """An attention call with the tokens that its slots are made of."""
     whose = [tokens_of_slots(slots, met.tokens, images) for slots in (query, call.v)]
     known = next((one for one in reversed(whose) if one is not None), None)
     b, heads, _, _ = call.shape
@@ -122,6 +131,17 @@ def find_step(seen: Seen, number: int) -> Step:
         for one, slots in zip(whose, (query, call.v))
     ]
     return Step(call, met, rows, made[0], made[1])
+
+
+def asks_for_tokens(step: Step, seen: Seen) -> bool:
+    """Whether every query that the output depends on is made of a token, so that others are padding."""
+    grad = gradient([seen.output], step.call.node)
+    if step.queries is None or grad is None:
+        return True
+    size = step.rows.arrange(step.call.fold(grad), seen.count).double().square().sum((1, 3))  # [B·W n]
+    size = size.reshape(seen.count, -1).sum(0)
+    size[step.queries.slot] = 0
+    return bool((size == 0).all())
 
 
 def between_channels(step: Step) -> bool:
@@ -143,15 +163,18 @@ def query_of(call: Attention) -> Tensor | None:
     return folded if folded.shape[:3] == call.shape[:3] else None
 
 
-def entering(recent: list[Met], query: Tensor, values: Tensor, images: int) -> Met | None:
-    """The last tokens that both queries and values are made of: normalised ones, else those of a linear layer."""
-    for kind in ("norm", "linear"):
-        for met in reversed(recent):
-            shape = met.tokens.shape
-            if met.entry[0] != kind or len(shape) not in (3, 4) or images not in shape[: len(shape) - 2]:
-                continue
-            if met.tokens.requires_grad and all(depends(one, met.tokens) for one in (query, values)):
-                return next(one for one in recent if one.entry[0] == kind and one.tokens is met.tokens)
+def entering(recent: list[Met], query: Tensor, values: Tensor, images: int, kind: str) -> Met | None:
+    """The last tokens that both queries and values are made of: normalised ones ("norm"), or those of a linear layer.
+
+    They are [B N D], [N B D], [B h w D] or, of a packed sequence, [B·N D].
+    """
+    for met in reversed(recent):
+        shape = met.tokens.shape
+        packed = len(shape) == 2 and shape[0] > images and shape[0] % images == 0
+        if met.entry[0] != kind or not (packed or (len(shape) in (3, 4) and images in shape[: len(shape) - 2])):
+            continue
+        if met.tokens.requires_grad and all(depends(one, met.tokens) for one in (query, values)):
+            return next(one for one in recent if one.entry[0] == kind and one.tokens is met.tokens)
     return None
 
 
@@ -243,6 +266,7 @@ class Placed:
     place: Tensor  # [N]
     queries: Slots | None = None  # of slots that pool overlapping tokens
     keys: Slots | None = None
+    fresh: bool = False  # its special tokens are not those of the layer before: the text of a language model
 
     def lines(self) -> tuple[Tensor, Tensor]:
         """The row and the column of each token; NaN of special tokens."""
@@ -262,9 +286,7 @@ def place_tokens(
         tokens = entered[step.met.entry]
         shapes = [grid for grid in own_grids(step.met.tokens, grids) if math.prod(grid) > 0]
         if found:
-            before = entered[steps[len(found) - 1].met.entry]
-            lines = [in_axes(line, before) for line in found[-1].lines()]
-            here = place_made(by_image(tokens, 1), before, lines, found[-1].grid, shapes, 1)
+            here = place_by_earlier(by_image(tokens, 1), [entered[one.met.entry] for one in steps], found, shapes)
         elif patches is not None:
             here = Placed(patches.grid, *placed_at(torch.tensor(patches.tokens), by_image(tokens, 1).shape[1]))
         else:
@@ -278,6 +300,29 @@ def place_tokens(
     return found
 
 
+def place_by_earlier(
+    tokens: Tensor, entered: Sequence[Tensor], found: Sequence[Placed], shapes: list[Grid]
+) -> Placed | None:
+    """By the tokens of the layer before, or of an earlier one where only CLS passes through that (class attention)."""
+    for before, placed in reversed(list(zip(entered, found))):
+        if torch.autograd.grad(tokens.sum(), [before], retain_graph=True, allow_unused=True)[0] is None:
+            continue
+        lines = [in_axes(line, before) for line in placed.lines()]
+        here = place_made(tokens, before, lines, placed.grid, shapes, 1)
+        if here is not None:
+            return replace(here, fresh=is_fresh(here, placed, tokens, before))
+    return None
+
+
+def is_fresh(here: Placed, last: Placed, tokens: Tensor, before: Tensor) -> bool:
+    """Whether no special token is made of those of the layer before."""
+    if not here.special or not last.special:
+        return True
+    own = tokens[:, here.place < here.special]
+    grad = torch.autograd.grad(own.square().sum(), [before], retain_graph=True, allow_unused=True)[0]
+    return grad is None or not bool(by_image(grad, 1)[:, last.place < last.special].any())
+
+
 def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[Entry, Tensor]:
     """The tokens of a run in which attention mixes no tokens, in its graph."""
     entered = Entered()
@@ -289,6 +334,8 @@ def run_unmixed(model: Network, image: Tensor, steps: Sequence[Step]) -> dict[En
 
 def by_image(tokens: Tensor, images: int) -> Tensor:
     """Tokens in the axes of a model as [B N D]."""
+    if tokens.ndim == 2:
+        return tokens.unflatten(0, (images, -1))
     return tokens.movedim(0 if tokens.shape[0] == images else 1, 0).flatten(1, -2)
 
 
@@ -381,7 +428,9 @@ def join(steps: Sequence[Step], placed: Sequence[Placed]) -> list[Stage]:
         places = here.special + math.prod(here.grid)
         queries = here.queries or slots_at(step.queries, step.rows.windows, n, places, here.place)
         merged = None
-        if behind is not None and (behind.grid, behind.special) != (here.grid, here.special):
+        if behind is not None and behind.fresh and (behind.special or here.special):
+            merged = covered(here.grid, behind.grid, behind.special, here.special, 0)
+        elif behind is not None and (behind.grid, behind.special) != (here.grid, here.special):
             if behind.grid[0] > here.grid[0] or behind.grid[1] > here.grid[1] or behind.special < here.special:
                 raise Unplaced(f"makes more tokens of fewer on the way (behind {step.call.name})")
             merged = covered(here.grid, behind.grid, behind.special, here.special).leaving(queries)

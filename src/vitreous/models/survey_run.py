@@ -14,6 +14,7 @@ from vitreous.capture.attention_backward import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs
+from vitreous.models.output import Form
 from vitreous.types import Extent
 
 
@@ -23,6 +24,7 @@ class Network(Protocol):
 
     name: str
     module: nn.Module
+    form: Form
 
     @property
     def device(self) -> torch.device: ...
@@ -63,9 +65,12 @@ def noise_images(model: Network, extent: Extent) -> Tensor:
 
 
 def look(model: Network, images: Tensor) -> Seen:
-    """One run, measured: of both images, or of one alone where the model returns something else for two."""
+    """One run, measured: of both images, or of one alone where the model returns something else for two.
+
+    So is one that attends to its images one by one, or to all of them in one sequence.
+    """
     seen = watch(model, images)
-    if len(seen.output) == 2:
+    if len(seen.output) == 2 and not (seen.calls and all(call.shape[0] == 1 for call in seen.calls)):
         return seen
     seen = watch(model, images[:1])
     if len(seen.output) != 1:

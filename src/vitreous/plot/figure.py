@@ -101,7 +101,13 @@ def attribution_figure(attribution: Explained, *, cells: bool = False) -> Sheet:
 def image_label(attribution: Explained, index: int) -> str:
     """The image's name, and its target where each image has its own."""
     name, own = attribution.names[index], attribution.targets[index]
-    return f"{name} · target {own}" if own != attribution.target else name
+    return f"{name} · target {shortened(own)}" if own != attribution.target else name
+
+
+def shortened(target: str | None) -> str:
+    """A target that is a file without its folders."""
+    kind, colon, rest = str(target).partition(":")
+    return f"like {Path(rest).name}" if colon and kind == "like" else str(target)
 
 
 @dataclass(frozen=True)

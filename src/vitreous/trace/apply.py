@@ -12,22 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._support.memory import batch_size
+from vitreous._support.memory import batch_size, capturing
 from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
 from vitreous.images import pictures, videos
+from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
-from vitreous.models.model import Model, capturing
+from vitreous.models.model import Model
+from vitreous.models.output import Form
 from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
+from vitreous.trace.aim import Aimed, aimed
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
+from vitreous.trace.placing import place
+from vitreous.trace.queries import reading
 from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Output
 
+PLACED = (Form.DENSE, Form.DETECTIONS)  # whose targets are put on the images
 BATCH = {"cpu": 16, "cuda": 256}  # images per batch, if memory allows
 
 
@@ -102,17 +108,24 @@ def as_images(images: Any, channels: int = 3, frames: int | None = None) -> Any:
     return torch.stack(list(listed))
 
 
-def images_at_once(model: Model, images: Any = None) -> int:
+def as_inputs(model: Model, inputs: Any, count: int) -> Inputs:
+    """What travels with so many images, checked."""
+    return model.arguments.check(inputs, count, torch.empty(0, device=model.device, dtype=model.dtype))
+
+
+def images_at_once(model: Model, images: Any = None, inputs: Inputs | None = None) -> int:
     """The number of images to explain in one batch."""
     frames = model.frames is not None
     ready = isinstance(images, Tensor) and images.is_floating_point()
     size = (*images.shape[1:-3], *images.shape[-2:]) if ready else model.extent
     if ready and (images.ndim != 4 + frames or not model.takes(images)):
         return 1  # the error is that of its preparation
+    if not isinstance(images, Tensor) and model.preprocess.varies:
+        return 1  # each image has a size of its own
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
-    layout = model.layout_at(size)
-    if model.facts.knows(("layout run", size)):  # it is not yet known whether a batch keeps its images apart
-        layout = Trace(model, noise_images(model, size)[:1]).layout
+    layout = model.layout_at(size, inputs)
+    if model.facts_for(inputs).knows(("layout run", size)):  # not yet known whether a batch keeps its images apart
+        layout = Trace(model, noise_images(model, size)[:1], model.arguments.sample(inputs)).layout
     return batch_size(layout.footprint[1], model.device, most)
 
 
@@ -143,6 +156,10 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
         others = [m.name for m in METHODS.values() if m.joins]
         said = f"{name} also reads the tokens of layers {', '.join(map(str, layers))}"
         return f"{declared.name} follows the tokens of the last layer only; {said}. Try {one_of(others)}."
+    if layout.decoder is not None and declared.attention and not declared.decodes:
+        others = [m.name for m in METHODS.values() if m.decodes]
+        said = f"the queries of {name} read its tokens through a decoder"
+        return f"{declared.name} follows one stack of layers; {said}. Try {one_of(others)}."
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
         return None
     if layout.stages and declared.stages:
@@ -156,18 +173,65 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 
+def read_target(trace: Trace, target: Any) -> Target:
+    """The given target, or the best class of each image by default, on the images of a trace."""
+    classes = target is None and trace.model.form is not Form.WORDS
+    chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    return place(chosen, trace) if trace.model.form in PLACED else chosen
+
+
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
-    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    chosen = read_target(trace, target)
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
+
+
+def is_aimed(model: Model, declared: Method) -> bool:
+    """Whether the map depends on a target: where places or queries have their own read-out, so has every map of
+    attention."""
+    return declared.targeted or (model.form in (*PLACED, Form.WORDS) and declared.attention)
+
+
+def at_places(
+    trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
+) -> tuple[list[Noted], Output | None]:
+    """The same image by image, with the read-out of each target."""
+    made = []
+    for target in targets:
+        fixed = target.fix(trace.output)
+        each = [at_place(aimed(trace, fixed, i), declared, fixed.of_image(i), values) for i in range(len(trace))]
+        notes = {key: [one.notes[key] for one in each] for key in each[0].notes}
+        made.append(Noted(torch.cat([one.map for one in each]), {k: [v[0] for v in some] for k, some in notes.items()}))
+    return made, None
+
+
+def at_place(own: Aimed, declared: Method, target: Target, values: dict[str, Any]) -> Noted:
+    refuse(own, declared)  # its read-out may be that of several layers
+    return computed(own, declared, (target,), values)[0][0]
+
+
+def at_queries(
+    trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
+) -> tuple[list[Noted], Output | None]:
+    """The same with the read-out of the queries of each target."""
+    made = []
+    for target in targets:
+        with reading(trace, target):
+            made += computed(trace, declared, (target,), values)[0]
+    return made, None
 
 
 def computed(
     trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
 ) -> tuple[list[Noted], Output | None]:
     """The map for each target, and the matching output if a CUDA graph was replayed."""
+    if trace.model.form is Form.DENSE and declared.attention and not isinstance(trace, Aimed):
+        return at_places(trace, declared, targets, values)
+    asked = trace.model.form in (Form.DETECTIONS, Form.WORDS)
+    if asked and declared.attention and trace.queries is None:
+        return at_queries(trace, declared, targets, values)
     several = len(targets) > 1 and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
@@ -182,7 +246,8 @@ def computed(
         maps = [noted.map for noted in run(own, asked)]
         return (*maps, own.output) if declared.targeted else (*maps,)
 
-    graphs = replays(declared, values, trace.images, *targets) if trace.fresh and on_gpu(trace.images) else None
+    replay = trace.fresh and on_gpu(trace.images) and not trace.inputs and trace.queries is None
+    graphs = replays(declared, values, trace.images, *targets) if replay else None
     if graphs is None:
         return run(trace, targets), None
     key = key_of(declared.name, values, trace.model, trace.images, *targets)
@@ -219,7 +284,7 @@ def refuse_empty(trace: Trace, declared: Method, target: Target, maps: Map, view
     """Raise if a map explains nothing."""
     wrong = {} if capturing(trace.images) else faults(declared, maps)
     for index, fault in wrong.items():
-        asked = f", target {target.of_image(index)}" if declared.targeted else ""
+        asked = f", target {target.of_image(index)}" if is_aimed(trace.model, declared) else ""
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         about = f"{views.name(index)}{more}, {trace.model.name}{asked}"
         raise EmptyMap(f"{declared.name}: {fault} ({about}): {LIKELY[fault]}")

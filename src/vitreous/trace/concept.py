@@ -19,6 +19,7 @@ from vitreous._support.words import plain
 from vitreous.errors import InputError, TargetError, nearest, one_line
 from vitreous.images import pictures
 from vitreous.models.fingerprint import fingerprint
+from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
 from vitreous.trace.target import Target
 from vitreous.types import Output, Scores
@@ -139,13 +140,16 @@ class Text(Target):
         return f"text:{self.prompt}"
 
 
-def embeddings(model: Model, images: Any) -> Iterator[Float[Tensor, "b D"]]:
+def embeddings(model: Model, images: Any, inputs: Inputs | None = None) -> Iterator[Float[Tensor, "b D"]]:
     """The embeddings that the classifier receives, computed in batches."""
     from vitreous.trace.trace import Trace
 
-    size = batch_size(model.layout.footprint[0], model.device, BATCH)
+    given = Inputs(len(images)) if inputs is None else inputs
+    seen = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
+    size = batch_size(model.layout_at(seen, given).footprint[0], model.device, BATCH)
     for start in range(0, len(images), size):
-        trace = Trace(model, images[start : start + size])
+        part = slice(start, start + size)
+        trace = Trace(model, images[part], given.part(part) if given else None)
         record = trace.any_finished()
         assert record.embedding is not None
         if trace.classifies and record.embedding is record.output:

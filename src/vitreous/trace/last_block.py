@@ -8,6 +8,8 @@ Whether a network repeats, and keeps its images apart: an image alone must give 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 from vitreous.capture.attention import near
 from vitreous.capture.narrowed_block import Fold
 from vitreous.errors import ModelError
+from vitreous.models.facts import Facts
+from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import Reference, find_layout
 from vitreous.models.model import Model
@@ -39,13 +43,17 @@ class Runs(Protocol):
     images: Images
     extent: Extent
     autocast: bool
+    inputs: Inputs
+
+    @property
+    def facts(self) -> Facts: ...
 
     def run(self, images: Images, how: Run) -> Finished: ...
 
 
 def known(trace: Runs, question: str, answer: Callable[[], T]) -> T:
     """Results of these checks for a network at one image size; reset if its last block is replaced."""
-    return trace.model.facts.find(asked(trace, question), answer)
+    return trace.facts.find(asked(trace, question), answer)
 
 
 def asked(trace: Runs, question: str) -> Hashable:
@@ -59,18 +67,18 @@ def narrowing(trace: Runs, *, fold: bool = True, proven: bool = True) -> Narrow 
 
     `proven=False` allows an unchecked guess, for callers that compare the outputs themselves and need no gradient.
     """
-    if not trace.model.facts.knows(asked(trace, LAST)):
+    if not trace.facts.knows(asked(trace, LAST)):
         if not could_narrow(trace.layout) or is_hooked(trace):
             return None
         if not proven:
-            return Narrow(find_fold(trace, trace.model.facts.get(("layout run", trace.extent))) if fold else None)
+            return Narrow(find_fold(trace, trace.facts.get(("layout run", trace.extent))) if fold else None)
     found = known(trace, LAST, lambda: check(trace))
     return found if found is None or (fold and not trace.autocast) else Narrow()
 
 
 def is_proven(trace: Runs) -> bool:
     """Whether the last block was checked."""
-    return trace.model.facts.knows(asked(trace, LAST))
+    return trace.facts.knows(asked(trace, LAST))
 
 
 def is_hooked(trace: Runs) -> bool:
@@ -87,8 +95,8 @@ def could_narrow(layout: Layout) -> bool:
 
 def check(trace: Runs) -> Narrow | None:
     """The cheapest way to run the last block that leaves the results unchanged."""
-    kept: Reference | None = trace.model.facts.take(("layout run", trace.extent))
-    kept = kept or find_layout(trace.model, trace.extent)[1]
+    kept: Reference | None = trace.facts.take(("layout run", trace.extent))
+    kept = kept or find_layout(trace.model.sampled(trace.inputs), trace.extent)[1]
     fold = find_fold(trace, kept)
     ways = [Narrow(fold), Narrow()] if fold is not None else [Narrow()]
     return next((narrow for narrow in ways if same_run(trace, narrow, kept)), None)
@@ -106,7 +114,7 @@ def same_run(trace: Runs, narrow: Narrow, kept: Reference) -> bool:
     try:
         found = result(trace, noise, narrow)
         if equal(found, part(trace, kept)):
-            trace.model.facts.note((APART, trace.extent), True)
+            trace.facts.note((APART, trace.extent), True)
             return True
         return equal(found, result(trace, noise, None))  # the weights may have changed since the layout run
     except (ModelError, RuntimeError, IndexError):
@@ -118,7 +126,7 @@ def part(trace: Runs, kept: Reference) -> Result:
     axis = trace.layout.batch_axis
 
     def first(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.narrow(axis, 0, 1)
+        return t if t is None else t[None] if t.ndim == 2 else t.narrow(axis, 0, 1)
 
     return kept.output[:1], first(kept.tokens), first(kept.grad)
 
@@ -140,10 +148,11 @@ def result(trace: Runs, images: Images, narrow: Narrow | None) -> Result:
 
 
 def run_again(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
+    """A run of images of noise."""
     layout = trace.layout
     cut = layout.entries and trace.model.has_gradients
     how = Run.from_layer(layout.layers - 1) if cut else Run.to_output()
-    return trace.run(images, how.narrowed(narrow))
+    return trace.run(images, replace(how.narrowed(narrow), noise=True))
 
 
 # ----------------------------------------------------------------------------------------- repeats, and images apart
@@ -151,12 +160,13 @@ def run_again(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
 
 def keeps_apart(trace: Runs) -> bool:
     """Whether an image alone gives what it gives in a batch; raise if the model does not repeat itself."""
-    facts, question = trace.model.facts, (APART, trace.extent)
+    facts, question = trace.facts, (APART, trace.extent)
     if not facts.knows(question) and facts.knows(("layout run", trace.extent)):
         if could_narrow(trace.layout) and not is_hooked(trace):
             narrowing(trace)
         if not facts.knows(question):
-            kept = facts.take(("layout run", trace.extent)) or find_layout(trace.model, trace.extent)[1]
+            again = partial(find_layout, trace.model.sampled(trace.inputs), trace.extent)
+            kept = facts.take(("layout run", trace.extent)) or again()[1]
             facts.note(question, compare(trace, kept))
     facts.take(("layout run", trace.extent))  # nothing else needs it
     if facts.get(question) == CHANGES:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from vitreous.capture.capture import names_of
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.errors import Unsupported
 from vitreous.models.blocks import tensor_of
-from vitreous.models.data_flow import Node, first_met
+from vitreous.models.data_flow import first_met, leaf_node
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.constants import Constants
 from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
@@ -94,13 +93,6 @@ class Stream:
         return all(begins[i] is ends[i - 1] or first_met(begins[i], stops) == [i - 1] for i in every[1:])
 
 
-def leaf_node(leaf: Tensor) -> Node:
-    """Where the autograd graph of a leaf begins."""
-    with torch.enable_grad():
-        view = leaf.view_as(leaf).grad_fn
-    return None if view is None else view.next_functions[0][0]
-
-
 def ruled(trace: Trace, table: Table | None, *, whole: bool = False, constants: bool = False) -> Ruled:
     """The forward pass of a trace under a table; None: with its plain gradient.
 
@@ -120,9 +112,11 @@ def ruled(trace: Trace, table: Table | None, *, whole: bool = False, constants: 
 
 def run_ruled(trace: Trace, table: Table | None, narrow: Narrow | None, constants: Constants | None) -> Ruled:
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
-    has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
-    stream = Stream([trace.block(i) for i in range(layout.layers)] if has_blocks else [], constants)
-    how = Run.from_pixels().narrowed(narrow).inside(stream.watched)
+    blocks = layout.blocks or layout.flat_blocks
+    has_blocks = bool(blocks) and len(blocks) == layout.layers
+    found_in = trace.model.module.get_submodule
+    stream = Stream([found_in(block) for block in blocks] if has_blocks else [], constants)
+    how = Run.from_pixels().narrowed(narrow).inside(stream.watched).of(range(len(trace)))
     with mode(trace, table, has_blocks) as rules, constants or nullcontext():
         record = trace.run(images, how)
     found = stream.entering.get(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,51 +12,42 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
-from vitreous.images.preprocess import refuse_infinite
+from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
-from vitreous.models.model import Model, capturing, later
+from vitreous.models.model import Model
+from vitreous.models.readers import reader_weights
+from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, perform, score_of
+from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
-from vitreous.types import Extent, HeadRows, Images, Map, Output, Row, Scores
+from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
 MOST_FORMED = 2**26  # numbers in one N×N matrix per layer and image
 
 
-class Trace:
+class Trace(Batch):
     """Access to the output, the attention of every layer, the read-out, gradients, and modified forward passes."""
 
-    def __init__(self, model: Model, images: Any) -> None:
-        self.model = model
-        self.images: Images = model.prepare(images)
-        self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
-        self.extent: Extent = (*self.images.shape[1:-3], *self.size)
-        self.layout = model.layout_at(self.extent)
+    def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
+        super().__init__(model, images, inputs)
+        self.frames = Frames(model, images)
+        self.layout = model.layout_at(self.extent, self.inputs)
+        self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
-        self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
-        self.autocast = torch.is_autocast_enabled(self.images.device.type)
         if not keeps_apart(self):
-            self.layout = model.alone_at(self.extent)
+            self.layout = model.alone_at(self.extent, self.inputs)
         if self.layout.alone and len(self) > 1:
             said = f"{model.name} mixes the images of a batch, so a trace takes one image"
             raise InputError(f"{said}; vitreous.explain runs any number, one by one")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def refuse_infinite(self) -> None:
-        """Raise if an image on a GPU contains NaN or infinity; checked once, after the first forward pass."""
-        if self._sum is not None and not capturing(self.images):
-            refuse_infinite(self._sum())
-            self._sum = None
 
     # ------------------------------------------------------------------------------------------------- recording
 
@@ -78,7 +69,7 @@ class Trace:
         kept = self._record
         if not isinstance(kept, Finished) or kept.since > 0 or not kept.images.requires_grad:
             leaf = self.images.detach().clone().requires_grad_()
-            kept = self._record = self.run(leaf, Run.from_pixels())
+            kept = self._record = self.run(leaf, Run.from_pixels().of(range(len(self))))
         return kept
 
     @property
@@ -88,13 +79,20 @@ class Trace:
 
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
-        other = Trace(self.model, self.images)
-        other._record = self._record
+        other = self.like(self.images)
+        other._record, other.frames, other.layout, other.queries = self._record, self.frames, self.layout, self.queries
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
-        other = Trace(self.model, self.images[index : index + 1])
+        other = self.like(self.images[index : index + 1], [index])
+        other.frames, other.layout = self.frames.of(index), self.layout
+        other.queries = None if self.queries is None else self.queries[index : index + 1]
+        return other
+
+    def like(self, images: Images, rows: Sequence[int] | None = None, model: Model | None = None) -> Trace:
+        """A trace of other images, or of another model, with the inputs of the images `rows`; None: of all."""
+        other = Trace(model or self.model, images, self.inputs if rows is None else self.inputs.of_images(rows))
         other.autocast = self.autocast
         return other
 
@@ -104,7 +102,7 @@ class Trace:
         `seen`: also record the attention from there on, which costs a little more.
         """
         number = self.layer_number(layer)
-        if not self.layout.entries:
+        if not self.layout.entries or self.layout.entries[number] == HIDDEN:
             raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
@@ -132,21 +130,10 @@ class Trace:
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
         """A forward pass that a method makes in its own way, with the method's own records; made once per key."""
+        name = name if self.queries is None else f"{name}, queries {self.queries}"
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
-
-    def look(self, images: Images, how: Run) -> Finished | Stopped:
-        """A new forward pass, possibly stopped early."""
-        seen = perform(self.model, self.layout, images, how, self.autocast)
-        self.refuse_infinite()
-        return seen
-
-    def run(self, images: Images, how: Run) -> Finished:
-        """A new forward pass to the output."""
-        seen = self.look(images, how)
-        assert isinstance(seen, Finished), "a run to the output was stopped"
-        return seen
 
     @property
     def batch_axis(self) -> int:
@@ -216,6 +203,8 @@ class Trace:
     def readout(self) -> Row:
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         layout = self.layout
+        if self.queries is not None and layout.readers:
+            return reader_weights(layout.readers, layout.read_places, self.queries).to(self.images.device)
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
@@ -224,8 +213,8 @@ class Trace:
     @property
     def joins(self) -> dict[int, Tensor]:
         """The weights of tokens that the classifier also reads after layers before the last, by layer."""
-        tokens, device = self.layout.tokens, self.images.device
-        return {layer: read_weights(tokens, some, weights, device) for layer, some, weights in self.layout.reads}
+        places = [stage.places for stage in self.layout.stages] or [self.layout.tokens] * self.layout.layers
+        return {i: read_weights(places[i], some, share, self.images.device) for i, some, share in self.layout.reads}
 
     @property
     def read_tokens(self) -> list[int] | None:
@@ -275,7 +264,7 @@ class Trace:
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
-        follower = Follower(self.layout.tokens, self.layout.numbers if self.layout.stages else None)
+        follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
         if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)
@@ -299,8 +288,10 @@ class Trace:
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
-        windows = self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self)  # of a video
-        return widen(tokens.reshape(len(self), -1, tokens.shape[-1]) if windows else tokens.movedim(self.batch_axis, 0))
+        if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
+            tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
+        flat = tokens.ndim == 2  # of a packed sequence
+        return widen(tokens.unflatten(0, (len(self), -1)) if flat else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""
@@ -310,7 +301,9 @@ class Trace:
         return self.kept("pixels", lambda: (self._from_pixels(self.images), None))[0]
 
     def _from_pixels(self, images: Images) -> Finished:
-        return self.run(images.detach().clone().requires_grad_(), self.least(Run.from_pixels()))
+        """Of one or more versions of the batch."""
+        leaf, rows = images.detach().clone().requires_grad_(), list(range(len(self))) * (len(images) // len(self))
+        return self.run(leaf, self.least(Run.from_pixels()).of(rows))
 
     def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
         """∂y/∂x at each of several versions of the batch, which share forward passes if small; fix the target first.
@@ -338,13 +331,4 @@ class Trace:
 
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
-        bits = self.images.to(torch.bfloat16).contiguous()  # the same for every precision
-        coarse = bits.view(torch.int16).flatten(1)
-        odd = torch.arange(1, 2 * coarse.shape[1], 2, device=coarse.device) * 0x9E3779B1
-        marks = [(bits.long() * odd).sum() for bits in coarse]  # whole numbers: exact in any order, on any device
-        return (torch.stack(marks) ^ (seed * 0xC2B2AE35) % 2**63) & (2**63 - 1)
-
-
-def is_followed(record: Finished) -> bool:
-    """Whether the backward pass visits the attention of all layers."""
-    return record.leaf is not None and all(layer.followed for layer in record.layers)
+        return image_keys(self.images, seed)

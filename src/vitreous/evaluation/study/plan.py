@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from vitreous.errors import InputError, OptionError, TargetError
+from vitreous.evaluation.leaderboard import show_inputs
 from vitreous.evaluation.study.kind import Kind
+from vitreous.images.beside import Arrays
 from vitreous.images.dataset import Data
 from vitreous.images.samples import Sample
 from vitreous.metrics.case import no_target
@@ -22,9 +24,8 @@ from vitreous.models.fingerprint import weights_digest
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.models.origin import Origin
-from vitreous.models.output import Meaning
-from vitreous.trace.apply import as_model, images_at_once, of_images
-from vitreous.trace.parse_target import parse
+from vitreous.models.output import Form, Meaning
+from vitreous.trace.apply import as_model, images_at_once, of_images, read_target
 from vitreous.trace.target import no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
@@ -67,6 +68,7 @@ class Shard:
     first: int  # the number of its first image
     samples: Sequence[Sample]
     shown: frozenset[int]  # numbers of images whose photo is kept
+    inputs: Arrays | None = None  # what a network gets beside each image
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -135,6 +137,7 @@ def plan(
     origins: dict[str, Any] = {}
     for source in sources:
         model = source.load(device)
+        show_inputs(model, data)
         notes += [note for note in model.notes if note not in notes] + kind.check(model)
         check_targets(kind, model, data, targets)
         batch = batch or images_at_once(model)
@@ -188,6 +191,7 @@ def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
             first,
             data.columns[first : first + size],
             frozenset(n for n in shown if first <= n < first + size),
+            data.beside(range(first, min(first + size, count))),
         )
         for i, first in enumerate(range(0, count, size))
     ]
@@ -213,6 +217,7 @@ def describe(model: Model, name: str, digest: str | None = None) -> dict[str, An
         **({} if box is None else {"box": list(box)}),  # the part of the image that its patches cover
         "layers": layout.layers,
         "classes": len(model.labels) or model.outputs,
+        **({} if model.form is Form.VECTOR else {"form": model.form.name.lower()}),
         **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
         **({} if meaning is Meaning.LOGITS or not model.classifier else {"output": meaning.value}),
     }
@@ -222,7 +227,8 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     """Raise if a target does not exist on this model."""
     if not kind.targeted:
         return
-    trace = Trace(model, torch.zeros(1, model.channels, *model.size))
+    trace = Trace(model, torch.zeros(1, model.channels, *model.size), data.beside([0]))
+    trace.frames = replace(trace.frames, prepared=True)
     for target in targets:
         if target in (None, "label"):
             if not trace.classifies:
@@ -231,5 +237,5 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
                 raise TargetError(
                     f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1"
                 )
-        elif parse(target, model, trace.output.shape[1]).names_classes and not trace.classifies:
+        elif read_target(trace, target).names_classes and not trace.classifies:
             raise no_classifier(model.name)

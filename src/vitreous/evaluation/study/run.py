@@ -35,6 +35,7 @@ def run_study(
     options: Settings | None = None,
     target: Any = None,
     masks: str | Path | None = None,
+    inputs: str | Path | Mapping[str, Any] | None = None,
     limit: int | None = None,
     sample: int | None = None,
     seed: int = 0,
@@ -50,10 +51,12 @@ def run_study(
 
     `kind`: "cass", "spread", "compare", "leaderboard" or "maps". `data`: as for `run_leaderboard`, also tar shards and
     Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}}, and of the study
-    itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `workers`: processes that read
-    images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
+    itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `inputs`: what the network gets
+    beside each image, arrays by name or an .npz, one row for each image. `workers`: processes that read images; for
+    `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
-    found = (data if isinstance(data, Data) else read_data(data, masks)).take(limit, sample, seed).stamped()
+    whole = data if isinstance(data, Data) else read_data(data, masks)
+    found = whole.with_inputs(inputs).take(limit, sample, seed).stamped()
     made = make_kind(kind, methods, metrics, options or {}, found, seed)
     several: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     choice = {"limit": limit, "sample": sample, "seed": seed}

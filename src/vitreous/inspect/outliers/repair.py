@@ -15,6 +15,7 @@ from vitreous.errors import ModelError, OptionError, Unsupported, one_line
 from vitreous.inspect.outliers.mlps import Mlp, find_mlps
 from vitreous.inspect.outliers.registers import RATIO, registers
 from vitreous.inspect.view import AnyModel, refuse_view
+from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.libraries import PREFIXES
 from vitreous.models.model import Model
@@ -49,10 +50,10 @@ class Repaired(Model):
         self.neurons = neurons
         self.known_as = original.known_as
 
-    def layout_at(self, size: Extent) -> Layout:
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this size; it names the registers."""
         start = self.registers.at
-        return replace(super().layout_at(size), added=tuple(range(start, start + self.registers.count)))
+        return replace(super().layout_at(size, inputs), added=tuple(range(start, start + self.registers.count)))
 
 
 def with_registers(
@@ -198,7 +199,10 @@ def check_extended(trace: Trace, repaired: Repaired) -> None:
         gone = torch.zeros(1, own.layout.tokens, dtype=torch.bool, device=own.images.device)
         gone[:, list(own.layout.added)] = True
         same = own.layout.obstacle is None and own.layout.patch_tokens == shifted(trace.layout, repaired.registers)
-        same = same and near(lean_run(own, own.images, gone).output, trace.run(trace.images, Run.to_output()).output)
+        same = same and near(
+            lean_run(own, own.images, gone, rows=range(len(own))).output,
+            trace.run(trace.images, Run.to_output()).output,
+        )
     except ModelError as error:
         raise Unsupported(f"{said}, so no register can be added ({one_line(error, 120)})") from error
     if not same:

@@ -194,7 +194,8 @@ def judged(trace: Trace, index: int, target: Target, judge: Metric, maps: Float[
     image, wanted = trace.images[index : index + 1], target.of_image(index)
 
     def run(part: slice) -> Scores:
-        copies = Trace(trace.model, image.expand(part.stop - part.start, *image.shape[1:]).contiguous())
+        rows = [index] * (part.stop - part.start)
+        copies = trace.like(image.expand(len(rows), *image.shape[1:]).contiguous(), rows)
         return measure(judge, Case(copies, maps[part], wanted), judge.check({})).value
 
     size = batch_size(trace.layout.footprint[0], image.device)

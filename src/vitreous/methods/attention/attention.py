@@ -9,6 +9,7 @@ from torch import Tensor
 from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError
 from vitreous.methods.common import fuse_heads
+from vitreous.methods.decoded import cross_rows
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -19,6 +20,7 @@ from vitreous.types import Map, Row
     cite="dosovitskiy2021image",
     attention=True,
     stages=True,
+    decodes=True,
     replays=True,
     quick=True,
     default=5,
@@ -47,8 +49,11 @@ def attention(
     """How much the tokens that the classifier reads attend to each patch, in one layer or over all; a first look, the
     same for every class.
 
-    ρᵀA⁽ˡ⁾ₕ
+    ρᵀA⁽ˡ⁾ₕ; of a decoder (DETR), what the query reads of the encoder's tokens in layer l of the decoder
     """
+    if trace.layout.decoder is not None and query == "read-out":
+        reads = cross_rows(trace, None if across != "none" else layer)
+        return trace.map(over_layers(torch.stack([fuse_heads(read, heads) for read in reads]), across))
     last = trace.layer_number(layer)
     chosen = {last: trace.layer(layer)} if across == "none" else dict(enumerate(trace.attention))
     if trace.layout.stages:

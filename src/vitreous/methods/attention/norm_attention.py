@@ -42,7 +42,7 @@ def norm_attention(
         raise Unsupported(f"norm_attention with residual needs attention between all tokens; {said}")
     if residual:
         need_blocks(trace, "norm_attention with residual", "norm_attention without it, or rollout")
-    layers = record(trace, trace.images, numbers if residual else None)
+    layers = record(trace, range(len(trace)), numbers if residual else None)
     carried: Row = trace.readout.to(layers[numbers[0]].attention.wide)  # [B N]
     tokens = trace.read_tokens
     if trace.layout.stages:

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, repeated_step, trim, trim_slots, whole
+from vitreous.methods.common import (
+    check_start,
+    fuse_heads,
+    keeps_all,
+    need_positive_rows,
+    repeated_step,
+    trim,
+    trim_slots,
+    whole,
+)
+from vitreous.methods.decoded import read_through
 from vitreous.models.stages import Behind, Places, Stage
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -23,6 +33,7 @@ from vitreous.types import Heads, Map, Row
     attention=True,
     joins=True,
     stages=True,
+    decodes=True,
     replays=keeps_all,
     quick=True,
     tried=[{"discard": 0.9}, {"heads": "max"}],
@@ -41,24 +52,28 @@ def rollout(
     """How much of each patch reaches, through all layers, the tokens that the classifier reads; the usual attention
     map, the same for every class.
 
-    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first
+    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first; of a decoder
+    (DETR), first from the query through the decoder's layers to the tokens of the encoder
     """
     formed = Formed(heads)
     layers = trace.formed(formed)
     check_start(trace, start_layer)
-    carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
+    need_positive_rows(trace, "rollout", layers[start_layer:], heads, residual)
+    through = trace.layout.decoder is not None
+    carried: Row = read_through(trace, heads, discard, residual) if through else trace.readout  # [B N]
+    carried = carried.to(layers[-1].wide)
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
-        carried = carried + joins[number].to(carried) if number in joins else carried
+        stage = trace.layout.stage(number)
+        carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
         if trace.layout.stages:
-            stage = trace.layout.stage(number)
             carried = staged_step(carried, stage, layer, heads, discard, residual, trace.layout.reads_special)
         elif discard > 0:
             a = whole(layer, heads) if a is None else a
             carried = step(carried, trim(a, discard, trace.layout.readout), residual)
-        elif heads == "mean":  # rows of a mean of softmaxes already sum to one
+        elif heads == "mean" and not layer.mixed:  # rows of a mean of softmaxes already sum to one
             moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
             carried = residual * carried + (1 - residual) * moved
         else:
@@ -76,7 +91,7 @@ def staged_step(
     """
     row = stage.gather(carried)  # [B·W n]
     real = stage.key_mask(row)
-    if heads == "mean" and discard == 0 and real is None:
+    if heads == "mean" and discard == 0 and real is None and not layer.mixed:
         return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
     if stage.repeats:
         a = whole(layer, heads)

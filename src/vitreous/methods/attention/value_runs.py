@@ -7,7 +7,7 @@ The block itself is run again with another attention output, so nothing needs to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +25,7 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.errors import CaptureError, Unsupported
 from vitreous.models.layout import Layout
 from vitreous.trace.trace import Trace
-from vitreous.types import Heads, Images, Tokens
+from vitreous.types import Heads, Tokens
 
 ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
@@ -162,6 +162,9 @@ def side_by_side(heads: Heads) -> Float[Tensor, "B N width"]:
 def need_blocks(trace: Trace, method: str, remedy: str) -> None:
     """Raise unless every layer is in a separate module."""
     if len(trace.layout.blocks) != trace.layout.layers:
+        if trace.layout.flat:
+            said = f"{method} runs single blocks again; {trace.model.name} {trace.layout.no_blocks}"
+            raise Unsupported(f"{said}. Try {remedy}.")
         raise Unsupported(
             f"{method} needs each layer in a separate module, and {trace.model.name} has no such modules. Try {remedy}."
         )
@@ -177,12 +180,13 @@ def need_chain(trace: Trace, layers: dict[int, Layer], method: str, remedy: str)
 
 
 def record(
-    trace: Trace, images: Images, numbers: list[int] | None = None, projections: bool = True
+    trace: Trace, rows: Sequence[int], numbers: list[int] | None = None, projections: bool = True
 ) -> dict[int, Layer]:
     """Record each layer's attention, its output projection (`projections`), and the blocks with these `numbers`.
 
-    Layers before the first of them are not kept.
+    `rows`: of which images. Layers before the first of `numbers` are not kept.
     """
+    images = trace.images[list(rows)]
     layout, device = trace.layout, trace.images.device.type
     since = min(numbers) if numbers and layout.calls == layout.layers else 0
     modules = {i: trace.block(i) for i in numbers or ()}
@@ -202,7 +206,7 @@ def record(
         if projections:
             stack.enter_context(readers)
         stack.enter_context(seen)
-        trace.model.run(images)
+        trace.model.run(images, *([trace.inputs.rows(rows)] if trace.inputs else []))
     calls = [call for call in seen.calls if layout.is_layer(call, len(images))]
     if not calls:
         raise trace.no_layers()

@@ -56,7 +56,7 @@ def read_image(trace: Trace, index: int, numbers: list[int], normalise: bool) ->
     """ρᵀC of one layer of one image, or ρᵀ times the product over several layers."""
     tokens = trace.read_tokens
     whole = len(numbers) > 1 or tokens is None  # whether some layers need all rows
-    layers = record(trace, trace.images[index : index + 1], numbers, projections=whole)
+    layers = record(trace, [index], numbers, projections=whole)
     carried = trace.readout[index]  # [N]
     for number in reversed(numbers):
         carried = carried.to(layers[number].attention.wide)

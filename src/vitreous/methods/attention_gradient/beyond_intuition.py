@@ -12,6 +12,7 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.attention.value_runs import Layer, need_blocks, need_chain, record, side_by_side
+from vitreous.methods.common import need_positive
 from vitreous.registry import method
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.run import Finished, Run, gradients
@@ -101,6 +102,7 @@ def relation(trace: Trace, factors: Iterator[Factor]) -> Relation:
     carried = torch.eye(trace.layout.tokens, device=trace.images.device)[read_rows(trace)]
     carried = carried.expand(len(trace), -1, -1)
     for call, heads, columns in factors:
+        need_positive(trace, "beyond_intuition", [call])
         carried = carried.to(call.wide)
         parts = (
             carried[..., run_of(rows)] @ torch.einsum("bh,bhnm->bnm", heads, a.detach())
@@ -112,7 +114,7 @@ def relation(trace: Trace, factors: Iterator[Factor]) -> Relation:
 
 def recorded(trace: Trace, first: int) -> dict[int, Layer]:
     """The layers from this one on, with their blocks."""
-    layers = record(trace, trace.images, list(range(max(0, first - 1), trace.layout.layers)))
+    layers = record(trace, range(len(trace)), list(range(max(0, first - 1), trace.layout.layers)))
     need_chain(trace, layers, "beyond_intuition with variant=token or path=tokens", "variant=head with path=input")
     return {number: layer for number, layer in layers.items() if number >= first}
 
@@ -183,8 +185,8 @@ def scaled_images(trace: Trace) -> Path:
     def run(rows: list[int], points: Tensor) -> Finished:
         scaled = (widen(trace.images[rows]) * points.view(-1, *[1] * (trace.images.ndim - 1))).to(trace.images.dtype)
         if not trace.layout.entries:
-            return trace.run(scaled.requires_grad_(), Run.from_pixels())
-        return trace.run(scaled, from_last(trace))
+            return trace.run(scaled.requires_grad_(), Run.from_pixels().of(rows))
+        return trace.run(scaled, from_last(trace).of(rows))
 
     return run
 
@@ -197,12 +199,13 @@ def between_tokens(trace: Trace, layer: Layer) -> Path:
 
     def run(rows: list[int], points: Tensor) -> Finished:
         def enter(zero: Tensor) -> Tensor:
-            start = widen(zero.movedim(axis, 0))  # of one image
+            start = widen(zero.movedim(axis, 0))  # of one image, or with inputs of each
             along = (ends[rows] - start) * points.view(-1, *[1] * (start.ndim - 1))
             return (start + along).to(zero.dtype).movedim(0, axis)
 
         try:
-            return trace.run(torch.zeros_like(trace.images[:1]), from_last(trace).entering(enter, len(rows)))
+            how = from_last(trace).entering(enter, len(rows)).of(rows)
+            return trace.run(torch.zeros_like(trace.images[:1]), how)
         except Unsupported:
             raise
         except ModelError as error:

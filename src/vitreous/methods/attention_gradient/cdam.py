@@ -119,10 +119,13 @@ def grad_at(trace: Trace, target: Target, tokens: Tensor, copies: int) -> Tensor
     def repeat(stream: Tensor) -> Tensor:
         return stream.repeat_interleave(copies, axis)
 
+    rows = [image for image in range(len(trace)) for _ in range(copies)]
     try:
+        if trace.inputs:
+            raise ModelError("each copy needs inputs of its own")
         run = trace.run(trace.images, Run.from_layer(last, edit).entering(repeat, len(tokens)))
     except (RuntimeError, ModelError):  # later layers cannot take more images: run everything for every copy
-        run = trace.run(trace.images.repeat_interleave(copies, 0), Run.from_layer(last, edit))
+        run = trace.run(trace.images[rows], Run.from_layer(last, edit).of(rows))
     (grad,) = gradients(trace.score(target, run), [run.entry])
     return trace.batch_first(grad)
 

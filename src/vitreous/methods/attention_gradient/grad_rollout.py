@@ -6,6 +6,7 @@ from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, split, step
 from vitreous.methods.common import GradientRules, check_start, following, keeps_all, repeated_step, trim, trim_slots
+from vitreous.methods.decoded import gradient_steps, refuse_rules, rolled
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -18,6 +19,7 @@ from vitreous.types import Map
     attention=True,
     joins=True,
     stages=True,
+    decodes=True,
     several=True,
     replays=keeps_all,
     tried=[{"discard": 0.9}, {"rules": "libra"}],
@@ -37,19 +39,22 @@ def grad_rollout(
     ρᵀ Π_l (I + Ā⁽ˡ⁾)/2, rows normalised, Ā = (mean_h ∇A ⊙ A)⁺
     """
     check_start(trace, start_layer)
+    if trace.layout.decoder is not None:
+        refuse_rules(trace, rules)
+        return trace.map(rolled(gradient_steps(trace, target, clamp_last=True), 0.5, discard, start_layer))
     follow = following(trace, rules)  # makes the one forward pass that everything below uses
     carried, joins = trace.readout, trace.joins
-    left = trace.layout.layers
+    layout, left = trace.layout, trace.layout.layers  # not the trace itself, which keeps `visit`
 
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        carried = carried + joins[left] if left in joins else carried
-        stage = trace.layout.stage(left)
+        stage = layout.stage(left)
+        carried = stage.joined(carried, joins[left]) if left in joins else carried
         if stage.repeats:
             a = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
             onward = repeated_step(carried.to(a), stage, a, 0.5)
-        elif trace.layout.stages:
+        elif layout.stages:
             row = stage.gather(carried)
             if discard > 0:
                 trimmed = trim_slots(layer.means(), discard, stage)

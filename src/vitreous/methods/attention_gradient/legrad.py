@@ -52,7 +52,8 @@ def legrad(
         """The forward pass for the images themselves, and with the rows of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
         with mode(trace, table_of(rules)) as ruled:
-            whole = trace.run(leaf, Run.from_pixels().extended(pooled, since=first))
+            rows = list(range(count)) * (1 + trace.layout.layers - first)
+            whole = trace.run(leaf, Run.from_pixels().extended(pooled, since=first).of(rows))
         return rows_of_run(whole, slice(count)), (whole, ruled)
 
     record, ruled = trace.kept(f"legrad, {pool}, {rules}", run)[1]
@@ -66,6 +67,7 @@ def legrad(
     for number, (layer, grad) in enumerate(zip(layers, grads), first):
         pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i in layer.spans())  # [B H M]
         stage = trace.layout.stage(number)
+        pushed = pushed[: count * stage.windows]
         maps.append(trace.map(stage.scatter_keys(pushed.mean(1) / stage.asking(layer.shape[2], pushed)), number))
     return torch.stack(maps).mean(0)
 

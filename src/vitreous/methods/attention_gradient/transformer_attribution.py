@@ -59,7 +59,8 @@ def transformer_attribution(
     runs: list[Finished] = []
 
     def run(part: slice) -> Map:
-        own, rows = Trace(trace.model, trace.images[part]), range(len(trace))[part]
+        rows = range(len(trace))[part]
+        own = trace.like(trace.images[part], rows)
         found = rolled(own, target.of_rows(rows), start_layer, precision)
         runs.append(rows_of_run(own.any_finished(), slice(None)))
         return found
@@ -165,7 +166,7 @@ def run_under_rules(trace: Trace, precision: Precision) -> tuple[Finished, tuple
     narrow = narrowing(trace, fold=False)  # checked without the rules
     own = precision == "single" and dtype == trace.images.dtype
     with Rules(chefer.table, names_of(trace.model.module)) as rules, nullcontext() if own else Cast(dtype):
-        record = trace.run(images, Run.from_pixels().narrowed(narrow))
+        record = trace.run(images, Run.from_pixels().narrowed(narrow).of(range(len(trace))))
     return record, (chefer, rules)
 
 

@@ -50,7 +50,7 @@ def token_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor
     found = ruled(trace, table)
     if found.first is None:
         raise Unsupported(f"the tokens that enter the first block of {trace.model.name} are not visible; use wrt=image")
-    return relevance_of(found.first, trace, target, found).movedim(trace.batch_axis, 0)
+    return trace.batch_first(relevance_of(found.first, trace, target, found))
 
 
 def image_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor:

@@ -51,6 +51,4 @@ def averaged(one: Callable[[Trace, Target], Map], trace: Trace, target: Target, 
 
 def rolled(trace: Trace, way: tuple[int, int]) -> Trace:
     """A trace of the shifted images."""
-    other = Trace(trace.model, trace.images.roll(way, (-2, -1)))
-    other.autocast = trace.autocast  # which is off while a method runs
-    return other
+    return trace.like(trace.images.roll(way, (-2, -1)))  # with its autocast, which is off while a method runs

@@ -78,7 +78,7 @@ def mean_shown(
     def pictures(part: slice) -> Images:
         return torch.lerp(cover, image, shown(part)[..., None, :, :]).to(trace.images.dtype)
 
-    y = scores_of(trace, target, pictures, len(coarse), "rise", (key, index))
+    y = scores_of(trace, index, target, pictures, len(coarse), "rise", (key, index))
 
     def sums(part: slice) -> Float[Tensor, "2 *frames Y X"]:
         seen = shown(part)

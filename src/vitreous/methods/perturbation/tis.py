@@ -68,7 +68,7 @@ def channels(trace: Trace, index: int) -> Channels:
 
     The image runs alone, so that its clusters do not depend on the rounding of a batch.
     """
-    layers = record(trace, trace.images[index : index + 1], list(range(trace.layout.layers)), projections=False)
+    layers = record(trace, [index], list(range(trace.layout.layers)), projections=False)
     need_chain(trace, layers, "tis", "token_ablation or rise")
     outs = [layer.block.out for _, layer in sorted(layers.items()) if layer.block is not None]
     found = torch.cat([trace.to_patches(out).flatten(0, -2).mT for out in outs]).cpu().double()

@@ -125,8 +125,8 @@ def mask_scores(
     if not count:
         return image.new_zeros(0)
     if hiding is None:
-        return scores_of(trace, target, pictures, count, "vit_cx", key)
-    p = scores_of(trace, target, pictures, 2 * count, "vit_cx", key)
+        return scores_of(trace, index, target, pictures, count, "vit_cx", key)
+    p = scores_of(trace, index, target, pictures, 2 * count, "vit_cx", key)
     return p[:count] - p[count:] + trace.score(target)[index].detach()
 
 

@@ -35,7 +35,7 @@ MOST = 2**14  # rows read at a time
 class Readings:
     """Outputs and embeddings of rows of equal tokens, each read alone."""
 
-    output: Float[Tensor, "rows C"]
+    output: Float[Tensor, "rows *outputs"]
     embedding: Tensor
 
 
@@ -46,7 +46,7 @@ class Recorded:
     run: Finished
     blocks: list[Block]  # of the layers from `since` on
     token: Float[Tensor, "1 D"]
-    reading: Float[Tensor, "1 C"]
+    reading: Float[Tensor, "1 *outputs"]
 
 
 def recorded(trace: Trace, method: str, since: int) -> Recorded:
@@ -62,8 +62,10 @@ def recorded(trace: Trace, method: str, since: int) -> Recorded:
         return mean.view(1, *[1] * (last.ndim - 2), -1).expand_as(last)
 
     def run() -> tuple[Finished, Any]:
-        how = Run.to_output().inside(blocks.watched).extended(one_more)
-        whole = trace.run(trace.images, how)
+        how = Run.to_output() if trace.inputs else Run.to_output().inside(blocks.watched)
+        whole = trace.run(trace.images, how.extended(one_more).of([*range(count), 0]))
+        if trace.inputs:  # the blocks of that run had a row more
+            trace.run(trace.images, Run.to_output().unseen().inside(blocks.watched))
         own = rows_of_run(whole, slice(count))
         return own, Recorded(own, blocks.found(method), widen(tokens[0]), whole.output[count:])
 
@@ -143,21 +145,23 @@ def read_alone(trace: Trace, known: Recorded, tokens: Tokens) -> Readings:
     layout = trace.layout
     chosen = tokens[:, layout.patch_tokens].flatten(0, 1)
     rows = torch.cat([known.token, chosen])  # the first is known
+    images = [image for image in range(len(trace)) for _ in range(layout.patches)]
     short = layout.prefix + layout.suffix + 1
     for length in (short, layout.tokens):
         with suppress(ModelError, RuntimeError, IndexError):
-            found = read_rows(trace, rows, length)
+            found = read_rows(trace, rows, [0, *images], length)
             if near(found.output[:1], known.reading):
                 return Readings(found.output[1:], found.embedding[1:])
     raise Unsupported(f"{trace.model.name} reads no token on its own, which this method needs. Try grad_eclip or gae.")
 
 
-def read_rows(trace: Trace, rows: Float[Tensor, "rows D"], length: int) -> Readings:
-    """Outputs and embeddings of rows of `length` equal tokens."""
+def read_rows(trace: Trace, rows: Float[Tensor, "rows D"], images: list[int], length: int) -> Readings:
+    """Outputs and embeddings of rows of `length` equal tokens; `images`: to which each belongs."""
 
     def read(part: slice) -> Finished:
         change = partial(alike, rows[part], length, trace.batch_axis)
-        return trace.run(trace.images[:1], Run.to_output().unseen().leaving(change, part.stop - part.start))
+        how = Run.to_output().unseen().leaving(change, part.stop - part.start)
+        return trace.run(trace.images[:1], how.of(images[part]))
 
     size = batch_size(SPACE * length * rows[0].nbytes, rows.device, MOST)
     parts = in_batches(read, len(rows), min(size, len(rows)))

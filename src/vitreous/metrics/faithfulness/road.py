@@ -55,7 +55,7 @@ def road(
         return impute(case.trace.images[index], missing[part], hiss[index])
 
     def run(part: slice) -> Finished:
-        return lean_run(case.trace, pictures(part))
+        return lean_run(case.trace, pictures(part), rows=rows[part])
 
     key = ("road", *counts, noise, seed)
     scores = scores_each(case.trace, case.scored(of), rows, run, "road", key=key, ends=case.ends)

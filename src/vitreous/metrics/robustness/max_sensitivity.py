@@ -35,13 +35,12 @@ def max_sensitivity(
         """Of a few samples, [k B]."""
         near = torch.cat([beside(trace, radius, seed * samples + i) for i in range(part.start, part.stop)])
         rows = list(range(count)) * (part.stop - part.start)
-        maps = case.again(Trace(trace.model, near), case.target.of_rows(rows))
-        change: Tensor = (
-            (maps - case.map.repeat(part.stop - part.start, *[1] * (case.map.ndim - 1))).flatten(1).norm(dim=1)
-        )
+        maps = case.again(trace.like(near, rows), case.target.of_rows(rows))
+        again = case.map.repeat(part.stop - part.start, *[1] * (case.map.ndim - 1))
+        change: Tensor = (maps - again).flatten(1).norm(dim=1)
         return change
 
-    at_once = max(1, images_at_once(trace.model, trace.images) // count)
+    at_once = max(1, images_at_once(trace.model, trace.images, trace.inputs) // count)
     most = torch.cat(in_batches(changes, samples, at_once, "max_sensitivity")).reshape(samples, count).amax(0)
     length = case.map.flatten(1).norm(dim=1)
     return Measured(torch.where(most == 0, 0, most / length.masked_fill(length == 0, torch.nan)))

@@ -15,9 +15,9 @@ from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import rank_correlation
 from vitreous.metrics.sanity.copies import copy_of
+from vitreous.models.inputs import Given
 from vitreous.models.model import Model
 from vitreous.registry import metric
-from vitreous.trace.trace import Trace
 from vitreous.types import Images
 
 
@@ -37,7 +37,7 @@ def parameter_randomisation(
     last k blocks have their weights shuffled (each parameter by itself); a copy is shuffled, never the network itself
     """
     twin = copy_of(case.trace.model)
-    parts = parts_of(twin, case.trace.images[:1], case.trace.layout.blocks)
+    parts = parts_of(twin, case.trace.images[:1], case.trace.layout.blocks, case.trace.inputs.rows([0]))
     parameters = dict(twin.module.named_parameters())
     target = case.target.for_any_model()
     curve, done = [], 0
@@ -46,7 +46,9 @@ def parameter_randomisation(
         for name in (name for part in parts[done:count] for name in part):
             shuffle(parameters[name], seed ^ zlib.crc32(name.encode()))
         done = count
-        curve.append(rank_correlation(case.map, case.again(Trace(twin, case.trace.images), target)).abs())
+        curve.append(
+            rank_correlation(case.map, case.again(case.trace.like(case.trace.images, model=twin), target)).abs()
+        )
     found = torch.stack(curve, 1)
     return Measured(found.mean(1), found, [float(count) for count in counts])
 
@@ -85,11 +87,11 @@ class Uses(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def parts_of(model: Model, images: Images, blocks: Sequence[str]) -> list[list[str]]:
+def parts_of(model: Model, images: Images, blocks: Sequence[str], given: Given | None = None) -> list[list[str]]:
     """Names of parameters, from the head down: what follows the last block, each block, what comes before the first."""
     uses = Uses(model.module)
     with model.still(), uses:
-        model.run(images)
+        model.run(images, given)
     if not uses.names:
         raise Unsupported(
             f"{model.name}: its forward runs another network than the one given, so no weights can be shuffled; "

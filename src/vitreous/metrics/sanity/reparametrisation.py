@@ -11,6 +11,7 @@ from vitreous.metrics.case import Case, Measured, NoTarget
 from vitreous.metrics.correlation import rank_correlation
 from vitreous.metrics.sanity.copies import copy_of
 from vitreous.metrics.sanity.rewriting import Norm, Rewriting, norms_of, restore
+from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
 from vitreous.registry import metric
 from vitreous.trace.batched_targets import beginning
@@ -53,8 +54,8 @@ def reparametrisation(
     twin, before, images = copy_of(model), case.map, trace.images
     if model.dtype not in EQUAL or trace.autocast:  # rounding alone would change the map
         images, before = images.float(), in_single(twin, images.float(), case, target)
-    rewrite(twin, images, target, Rewriting(kind, scale, seed))
-    after = case.again(Trace(twin, images), target)
+    rewrite(twin, images, target, Rewriting(kind, scale, seed), trace.inputs)
+    after = case.again(Trace(twin, images, trace.inputs), target)
     return Measured((by_order if compare == "order" else by_values)(before, after))
 
 
@@ -74,40 +75,50 @@ def in_single(twin: Model, images: Images, case: Case, target: Target) -> Map:
     """The map of the copy, turned into single precision."""
     twin.module.float()
     try:
-        return case.again(Trace(twin, images), target)
+        return case.again(Trace(twin, images, case.trace.inputs), target)
     except ModelError as error:
         raise Unsupported(
             f"reparametrisation needs {twin.name} in single precision, in which it does not run; give it in float32"
         ) from error
 
 
-def rewrite(model: Model, images: Images, target: Target, how: Rewriting) -> list[Norm]:
+def rewrite(model: Model, images: Images, target: Target, how: Rewriting, inputs: Inputs | None = None) -> list[Norm]:
     """Write norms of a network differently, in place; those with which neither the output nor the score changes."""
-    norms = [norm for norm in norms_of(model, images[:1]) if how.can(norm)]
-    expected = ends(model, images, target)
+    norms = [
+        norm for norm in norms_of(model, images[:1], None if inputs is None else inputs.rows([0])) if how.can(norm)
+    ]
+    expected = ends(model, images, target, inputs)
     old = [how.apply(model.module, norm) for norm in norms]
-    if norms and not same(ends(model, images, target), expected):
+    if norms and not same(ends(model, images, target, inputs), expected):
         for values in reversed(old):
             restore(model.module, values)
-        norms = [norm for norm in norms if keeps(model, images, target, how, norm, expected)]
+        norms = [norm for norm in norms if keeps(model, images, target, how, norm, expected, inputs)]
     if not norms:
         raise Unsupported(f"reparametrisation needs a norm {NEEDS[how.kind]}; {model.name} has none")
     model.facts.forget()  # its weights have changed
     return norms
 
 
-def keeps(model: Model, images: Images, target: Target, how: Rewriting, norm: Norm, expected: list[Tensor]) -> bool:
+def keeps(
+    model: Model,
+    images: Images,
+    target: Target,
+    how: Rewriting,
+    norm: Norm,
+    expected: list[Tensor],
+    inputs: Inputs | None,
+) -> bool:
     """Rewrite one norm; undone if the output changes."""
     values = how.apply(model.module, norm)
-    if same(ends(model, images, target), expected):
+    if same(ends(model, images, target, inputs), expected):
         return True
     restore(model.module, values)
     return False
 
 
-def ends(model: Model, images: Images, target: Target) -> list[Tensor]:
+def ends(model: Model, images: Images, target: Target, inputs: Inputs | None) -> list[Tensor]:
     """The output, and the embedding before the classifier if the target reads it."""
-    record = Trace(model, images).plain()
+    record = Trace(model, images, inputs).plain()
     found = [record.output.detach()]
     if not isinstance(target, NoTarget) and beginning(target, record.output, record.embedding)[1].any():
         found.append(record.embedding.detach())

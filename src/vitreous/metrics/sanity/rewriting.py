@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from vitreous.capture.capture import NORMS, linear_parts
+from vitreous.models.inputs import Given
 from vitreous.models.model import Model
 from vitreous.trace.rules.mode import words
 from vitreous.types import Images
@@ -123,11 +124,11 @@ class Readers(TorchFunctionMode):
         return self.known[id(weight)], self.known.get(id(bias))
 
 
-def norms_of(model: Model, images: Images) -> list[Norm]:
+def norms_of(model: Model, images: Images, given: Given | None = None) -> list[Norm]:
     """The norms of a network that linear layers alone read, each with parameters that nothing else uses."""
     seen = Readers(model.module)
     with model.still(), seen:
-        model.run(images)
+        model.run(images, given)
     return [
         norm for norm in seen.norms if norm.alone and norm.readers and all(seen.uses[name] == 1 for name in norm.names)
     ]

@@ -18,7 +18,7 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
-from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, one_gone, repeated
+from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, one_gone, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -33,22 +33,24 @@ LEAVES = "can a token be cut out behind the first block?"
 
 
 def scores_of(
-    trace: Trace, target: Target, images: Callable[[slice], Images], count: int, what: str, key: Hashable | None = None
+    trace: Trace, index: int, target: Target, images: Callable[[slice], Images], count: int, what: str, key: Hashable
 ) -> Scores:
-    """The scores of `count` images for one image's target; `images` makes the images of a slice."""
-    return scores_each(trace, target, [0] * count, lambda part: lean_run(trace, images(part)), what, key=key)
+    """The scores of `count` variants of one image for its target; `images` makes those of a slice."""
+    rows = [index] * count
+    return scores_each(
+        trace, target, [0] * count, lambda part: lean_run(trace, images(part), rows=rows[part]), what, key=key
+    )
 
 
 def scores_without(
     trace: Trace, index: int, target: Target, left: Left, what: str, key: Hashable | None = None
 ) -> Scores:
     """The scores of one image without each of these tokens in turn, for the target of that image."""
-    image, trial = trace.images[index : index + 1], try_dropping(trace, index, left)
-    shared: Shared = {}
+    trial, shared = try_dropping(trace, index, left), Shared()
 
     def run(part: slice) -> Finished:
-        found = leave(trace, image, left[part], shared, trial)
-        return run_without(trace, image, one_gone(trace, left[part])) if found is None else found
+        found = leave(trace, index, left[part], shared, trial)
+        return run_without(trace, index, one_gone(trace, left[part])) if found is None else found
 
     return scores_each(trace, target, [0] * len(left), run, what, key=key)
 
@@ -132,27 +134,27 @@ def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
 
 
 def lean_run(
-    trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, count: int | None = None
+    trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, *, rows: Sequence[int]
 ) -> Finished:
-    """Run images (or what `enter` makes of their tokens) with some tokens masked in every attention."""
-    how = trace.least(Run.to_output(), proven=gone is None)
+    """Run variants (or what `enter` makes of their tokens) of the images `rows`, some tokens masked everywhere."""
+    how = trace.least(Run.to_output(), proven=gone is None).of(rows)
     if gone is not None and how.narrow is not None:
         how = how.narrowed(Narrow())  # keys can only be masked in an attention that is not folded
     with Lean(trace, gone):
-        return trace.run(images, how if enter is None else how.entering(enter, count))
+        return trace.run(images, how if enter is None else how.entering(enter, len(rows)))
 
 
 def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Finished:
     """Run images with some of their tokens only; the others are cut out of the sequence, or masked."""
     images = trace.images[list(rows)]
     if not cut:
-        return lean_run(trace, images, gone_of(trace, keep))
-    how = trace.least(Run.to_output(), proven=False)
+        return lean_run(trace, images, gone_of(trace, keep), rows=rows)
+    how = trace.least(Run.to_output(), proven=False).of(rows)
     with Lean(trace, tokens=keep.shape[1]):
         return trace.run(images, fewer(how, keep.shape[1]).inside(partial(Cut, trace, keep)))
 
 
-def run_leaving(trace: Trace, image: Images, left: Left, shared: Shared) -> Finished:
+def run_leaving(trace: Trace, index: int, left: Left, shared: Shared) -> Finished:
     """Run one image without each of these tokens: masked in the first block, cut out after it.
 
     `shared`: results that are the same for all tokens of this image, kept between calls.
@@ -163,18 +165,18 @@ def run_leaving(trace: Trace, image: Images, left: Left, shared: Shared) -> Fini
     how = fewer(trace.least(Run.to_output(), proven=False), layout.tokens - 1)
     how = how.entering(partial(repeated, count, layout.batch_axis), count).inside(partial(Cut, trace, keep, 1))
     with Lean(trace, left=left, shared=shared):
-        return trace.run(image, how)
+        return trace.run(trace.images[index : index + 1], how.of([index] * count))
 
 
-def run_without(trace: Trace, image: Images, gone: Gone) -> Finished:
+def run_without(trace: Trace, index: int, gone: Gone) -> Finished:
     """Run one image once for each row of `gone`, with those tokens masked in every attention."""
-    count = len(gone)
+    image, rows = trace.images[index : index + 1], [index] * len(gone)
     if len(trace.layout.blocks) == trace.layout.layers:
         try:
-            return lean_run(trace, image, gone, partial(repeated, count, trace.batch_axis), count)
+            return lean_run(trace, image, gone, partial(repeated, len(gone), trace.batch_axis), rows=rows)
         except ModelError:  # the model writes into its tokens in place, or uses the batch size before the first block
             pass
-    return lean_run(trace, image.expand(count, -1, -1, -1).contiguous(), gone)
+    return lean_run(trace, image.expand(len(gone), -1, -1, -1).contiguous(), gone, rows=rows)
 
 
 def fewer(how: Run, tokens: int) -> Run:
@@ -189,11 +191,6 @@ def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
         torch.tensor(some, dtype=patches.dtype, device=patches.device) for some in (layout.patch_tokens, layout.special)
     )
     return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values
-
-
-def gone_of(trace: Trace, keep: Kept) -> Gone:
-    """The tokens that are not kept."""
-    return torch.ones(len(keep), trace.layout.tokens, dtype=torch.bool, device=keep.device).scatter_(1, keep, False)
 
 
 # ----------------------------------------------------------------------------------- which ways a model supports
@@ -211,12 +208,14 @@ def try_dropping(trace: Trace, index: int, left: Left) -> Trial:
 
     The same forward pass also masks two of the tokens `left`, as a reference for `leave`.
     """
-    facts, works = trace.model.facts, asked(trace, WORKS)
+    facts, works = trace.facts, asked(trace, WORKS)
     trial: Trial = {}
     if not trace.layout.layers:
         raise Undroppable(f"{trace.model.name} {trace.layout.obstacle or 'shows no layers'}")
     if not trace.model.has_gradients:
         raise Undroppable(f"{trace.model.name} rounds its tokens together (int8)")
+    if trace.layout.foreign and any(token in trace.layout.patch_tokens for token in trace.layout.readout):
+        raise Undroppable(f"{trace.model.name} may take the mean of another input's tokens as of the image's own")
     if not facts.knows(works) or (len(left) and has_blocks(trace) and not facts.knows(asked(trace, LEAVES))):
         found = None if is_proven(trace) else try_guess(trace, index, left)
         if found is None:
@@ -256,12 +255,11 @@ def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
     images = image.expand(len(gone), *image.shape[1:]).contiguous()
 
     def run(part: slice, tokens: bool) -> Tensor:
-        rows, row = images[part], 2 - part.start
-        if tokens:
-            return lean_run(trace, rows, gone[part], partial(spoil, trace, middle, row), len(rows)).output.detach()
-        if 0 <= row < len(rows):
-            rows = torch.cat([rows[:row], spoilt_pixels(trace, image), rows[row + 1 :]])
-        return lean_run(trace, rows, gone[part]).output.detach()
+        some, row = images[part], 2 - part.start
+        rows, enter = [index] * len(some), partial(spoil, trace, middle, row) if tokens else None
+        if not tokens and 0 <= row < len(some):
+            some = torch.cat([some[:row], spoilt_pixels(trace, image), some[row + 1 :]])
+        return lean_run(trace, some, gone[part], enter, rows=rows).output.detach()
 
     size = batch_size(layout.footprint[0], image.device)
     try:
@@ -290,29 +288,29 @@ def spoilt_pixels(trace: Trace, image: Tensor) -> Tensor:
     return spoilt
 
 
-def leave(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial) -> Finished | None:
+def leave(trace: Trace, index: int, left: Left, shared: Shared, trial: Trial) -> Finished | None:
     """Run with each of these tokens cut out after the first block; None if the model does not support it.
 
     The first such run of a model is compared with masking the same tokens.
     """
-    facts, allowed = trace.model.facts, asked(trace, LEAVES)
+    facts, allowed = trace.facts, asked(trace, LEAVES)
     if facts.get(allowed) is False or not has_blocks(trace):
         return None
     if facts.knows(allowed):
-        return run_leaving(trace, image, left, shared)
-    found = try_leaving(trace, image, left, shared, trial)
+        return run_leaving(trace, index, left, shared)
+    found = try_leaving(trace, index, left, shared, trial)
     if found is None and not is_proven(trace):
         narrowing(trace)
         shared.clear()
-        found = try_leaving(trace, image, left, shared, trial)
+        found = try_leaving(trace, index, left, shared, trial)
     facts.note(allowed, found is not None)
     return found
 
 
-def try_leaving(trace: Trace, image: Images, left: Left, shared: Shared, trial: Trial) -> Finished | None:
+def try_leaving(trace: Trace, index: int, left: Left, shared: Shared, trial: Trial) -> Finished | None:
     """Such a run, if it gives the same output as masking."""
     try:
-        found = run_leaving(trace, image, left, shared)
+        found = run_leaving(trace, index, left, shared)
     except ModelError:  # the model uses the number of tokens elsewhere
         return None
     pairs = [(row, trial[token]) for token, row in zip(left.tolist(), found.output.detach()) if token in trial]

@@ -65,4 +65,5 @@ def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:
 
 
 def end_scores(trace: Trace, target: Target, images: Images) -> Tensor:
-    return trace.score(target, trace.run(images, Run.to_output())).detach()
+    """The scores of a version of each image."""
+    return trace.score(target, trace.run(images, Run.to_output().of(range(len(trace))))).detach()

@@ -56,7 +56,7 @@ def hide_pixels(trace: Trace, cover: Images) -> Hide:
 
     def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
         index = list(rows)
-        return lean_run(trace, torch.where(pixels_of(trace, hidden), cover[index], trace.images[index]))
+        return lean_run(trace, torch.where(pixels_of(trace, hidden), cover[index], trace.images[index]), rows=index)
 
     return hide
 
@@ -68,7 +68,7 @@ def hide_tokens(trace: Trace, cover: Images) -> Hide:
     def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
         index = list(rows)
         mixed = torch.where(tokens_of(trace, hidden), covering[index], shown[index]).movedim(0, trace.batch_axis)
-        return lean_run(trace, trace.images[:1], enter=lambda stream: mixed, count=len(index))
+        return lean_run(trace, trace.images[:1], enter=lambda stream: mixed, rows=index)
 
     return hide
 
@@ -92,12 +92,12 @@ def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
 
 
 def tokens_entering(trace: Trace, images: Images) -> Tokens:
-    """The tokens that enter the first block; the forward passes end there."""
-    size = batch_size(trace.layout.footprint[0], images.device)
-    return torch.cat(in_batches(lambda part: entered(trace, images[part], stop=True)[0], len(images), size))
+    """The tokens that enter the first block, of a version of each image; the forward passes end there."""
+    size, rows = batch_size(trace.layout.footprint[0], images.device), range(len(images))
+    return torch.cat(in_batches(lambda part: entered(trace, images[part], rows[part], True)[0], len(images), size))
 
 
-def entered(trace: Trace, images: Images, stop: bool) -> tuple[Tensor, Finished | None]:
+def entered(trace: Trace, images: Images, rows: Sequence[int], stop: bool) -> tuple[Tensor, Finished | None]:
     """The tokens that enter the first block, batch axis first, and the run, which ends there if `stop`."""
     kept: list[Tensor] = []
     with trace.model.still() as still:
@@ -108,7 +108,7 @@ def entered(trace: Trace, images: Images, stop: bool) -> tuple[Tensor, Finished 
                 raise Enough
             return stream
 
-        run = trace.look(images, Run.to_output().entering(note))
+        run = trace.look(images, Run.to_output().entering(note).of(rows))
     return kept[0], run if isinstance(run, Finished) else None
 
 
@@ -124,13 +124,13 @@ def is_local(trace: Trace) -> bool:
     middle[(0, *layout.middle)] = True
     image = trace.images[:1]
     changed = torch.where(pixels_of(trace, middle), image + 1, image)
-    streams, whole = entered(trace, torch.cat([image, image + 1, changed]), stop=False)
+    streams, whole = entered(trace, torch.cat([image, image + 1, changed]), [0, 0, 0], stop=False)
     if whole is None or streams.ndim != 3 or streams.shape[1] != layout.tokens:
         return False
     made = torch.where(tokens_of(trace, middle), streams[1:2], streams[:1])
     both = torch.cat([streams[:1], made]).movedim(0, trace.batch_axis)
     try:
-        output = lean_run(trace, image, enter=lambda stream: both, count=2).output
+        output = lean_run(trace, image, enter=lambda stream: both, rows=[0, 0]).output
     except ModelError:  # the model uses the batch size before the first block
         return False
     return near(made, streams[2:]) and near(output, whole.output[::2])
