@@ -106,8 +106,10 @@ def read_geometry(
         chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
     branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    branches = branches and len(size) == 2
     if branches and unlike([seen.calls[i] for i in read]) is None:
-        branch = find_branches(model, seen, read, ends, candidates(survey, size, seen.images.shape[1]), size)
+        cuts = candidates(survey, size, seen.images.shape[1])
+        branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
         if branch is not None:
             return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
