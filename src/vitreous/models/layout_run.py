@@ -130,10 +130,10 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None
-    if obstacle is not None and not obstacle.separate:
-        staged = find_staged(model, seen, read, flow, ends, size, places)
-    if staged is not None:
+    staged = None if obstacle is None or obstacle.separate else find_staged(model, seen, read, flow, ends, size, places)
+    if isinstance(staged, str) and obstacle is not None:
+        obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
+    if isinstance(staged, Found):
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
@@ -151,11 +151,11 @@ def read_geometry(
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
-        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
+        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and isinstance(staged, Found)),
         footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
-    if staged is not None:
+    if isinstance(staged, Found):
         orders = {
             count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
         }
@@ -308,19 +308,16 @@ def find_staged(
     ends: list[Tensor],
     size: Extent,
     places: Places | None,
-) -> Found | None:
-    """The stages of a model whose layers differ in their tokens, if they can be measured."""
+) -> Found | str | None:
+    """The stages of a model whose layers differ in their tokens, or why they cannot be measured; None: not asked."""
     if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
         return None
     if unlike([seen.calls[number] for number in read]) is not None:
         return None
-    found: Found | str
     if len(size) == 3:
-        found = find_divided(model, seen, read, ends, places, size)
-    else:
-        grids = candidates(seen.survey, size, seen.images.shape[1])
-        found = find_stages(model, seen, read, flow, grids, (size[0], size[1]))
-    return None if isinstance(found, str) else found
+        return find_divided(model, seen, read, ends, places, size)
+    grids = candidates(seen.survey, size, seen.images.shape[1])
+    return find_stages(model, seen, read, flow, grids, (size[0], size[1]))
 
 
 def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
