@@ -258,7 +258,47 @@ def test_methods_that_need_weights_of_one_sign_say_so() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot work
 
 
-def test_channels_and_linear_attention_are_refused_with_the_reason() -> None:
+def deformable() -> Model:
+    transformers = zoo.library("transformers", "hf")
+    torch.manual_seed(0)
+    stages: dict[str, Any] = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "embedding_size": 8}
+    backbone = transformers.ResNetConfig(**stages, out_features=["stage2", "stage3", "stage4"])
+    sizes = {f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")}
+    options: dict[str, Any] = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
+    config = transformers.DeformableDetrConfig(**sizes, **options, backbone_config=backbone, d_model=32, num_queries=5)
+    net = transformers.DeformableDetrForObjectDetection(config).eval()
+    return Model(net, forward=lambda x: net(pixel_values=x).logits.mean(1), classifier=True)
+
+
+def linear() -> Model:
+    torch.manual_seed(0)
+    return Model(timm.create_model("efficientvit_b0", num_classes=7).eval())
+
+
+def channels() -> Model:
+    torch.manual_seed(0)
+    return Model(timm.create_model("edgenext_xx_small", num_classes=7).eval())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (channels, "attends between channels, not between tokens"),
+        (linear, "multiplies queries, keys and values without a softmax .linear attention, in stages.*"),
+        (deformable, "samples points that it chooses itself .deformable attention, in model.*"),
+    ],
+    ids=["channels", "linear", "deformable"],
+)
+def test_attention_without_weights_is_refused_with_the_reason(make: Callable[[], Model], reason: str) -> None:
+    model, x = make(), images(1).float().repeat(1, 1, 2, 2)
+    with pytest.raises(Unsupported, match=f"rollout needs token attention; .*{reason}.* Try "):
+        vitreous.explain(model, x, "rollout", 1)
+    assert vitreous.explain(model, x, "gradient", 1).map.shape == (1, 128, 128)
+    assert vitreous.explain(model, x, "occlusion", 1).map.isfinite().all()
+
+
+def test_channel_attention_is_refused_with_the_reason() -> None:
     with pytest.raises(Unsupported, match="attends between channels, not between tokens. Try "):
         vitreous.explain(zoo.model("timm XCiT"), zoo.images("timm XCiT"), "rollout")
 

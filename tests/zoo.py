@@ -190,7 +190,7 @@ ZOO: dict[str, Entry] = {
         timm("swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 2), depth=None),
         (56, 56), (14, 14), 0, (), flow=False, merges=True,
     ),
-    "timm CaiT": Entry(timm("cait_xxs24_224", depth=2), **SQUARE, prefix=0, readout=(), flow=False, blocks=False),
+    "timm CaiT": Entry(timm("cait_xxs24_224", depth=2, init_values=1.0), **SQUARE, prefix=0, readout=(), flow=False, blocks=False),
     "timm ConViT": Entry(timm("convit_tiny", depth=4), **SQUARE, prefix=0, readout=(0,), depth=4),
     "timm XCiT": Entry(timm("xcit_nano_12_p16_224", embed_dim=48, depth=2), **SQUARE, prefix=0, readout=(), flow=False),
     "torchvision ViT": Entry(torchvision, **SQUARE, prefix=1, readout=CLS),

@@ -110,7 +110,7 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None if obstacle is None or obstacle.separate else find_staged(model, seen, read, flow, size)
+    staged = None if obstacle is None or obstacle.separate or obstacle.final else find_staged(model, seen, read, flow, size)
     if staged is not None:
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
