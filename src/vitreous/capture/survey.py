@@ -57,7 +57,13 @@ class Entries(AtEntries):
             for met in reversed(recent):
                 shape = met.tokens.shape
                 of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
-                if met.entry[0] == kind and len(shape) == 2 and self.images == 1 and counts and shape[0] >= counts[0] > 1:
+                if (
+                    met.entry[0] == kind
+                    and len(shape) == 2
+                    and self.images == 1
+                    and counts
+                    and shape[0] >= counts[0] > 1
+                ):
                     return met  # of a packed sequence, without an axis of images
                 if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
                     continue

@@ -110,7 +110,9 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None if obstacle is None or obstacle.separate or obstacle.final else find_staged(model, seen, read, flow, size)
+    staged = (
+        None if obstacle is None or obstacle.separate or obstacle.final else find_staged(model, seen, read, flow, size)
+    )
     if staged is not None:
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
@@ -126,7 +128,9 @@ def read_geometry(
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.ndim > 2 and met.tokens.shape[0] != seen.count for met in ways),
+        sequence_first=any(
+            met is not None and met.tokens.ndim > 2 and met.tokens.shape[0] != seen.count for met in ways
+        ),
         footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
