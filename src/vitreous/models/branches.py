@@ -86,7 +86,9 @@ def find_branches(
         found = None
     if found is None:
         if asked is not None:
-            raise ModelError(f"{model.name} has no branches of different patches that can be followed; leave branch= out")
+            raise ModelError(
+                f"{model.name} has no branches of different patches that can be followed; leave branch= out"
+            )
         return None
     count = len(found.grids)
     if asked is not None and not 0 <= asked < count:

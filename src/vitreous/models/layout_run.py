@@ -130,7 +130,8 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None if obstacle is None or obstacle.separate else find_staged(model, seen, read, flow, ends, size, places)
+    asked = obstacle is not None and not obstacle.separate and not obstacle.final
+    staged = find_staged(model, seen, read, flow, ends, size, places) if asked else None
     if isinstance(staged, str) and obstacle is not None:
         obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
     if isinstance(staged, Found):

@@ -72,6 +72,10 @@ def attention(
 def staged_map(trace: Trace, number: int, layer: Attention, heads: str | int, query: str | tuple[int, ...]) -> Map:
     """The map of one layer that attends in windows or over pooled keys, on the finest grid."""
     stage = trace.layout.stage(number)
+    if not bool((stage.keys.place >= stage.special).any()):
+        able = [i for i, one in enumerate(trace.layout.stages) if bool((one.keys.place >= one.special).any())]
+        said = f"layer {number} of {trace.model.name} attends to no patch that the map shows"
+        raise OptionError(f"{said}; the last that does is layer={able[-1]}")
     if isinstance(query, str):
         row = stage.gather(read_behind(trace, number))
     else:
