@@ -118,7 +118,7 @@ def read_geometry(
     obstacle, numbers, pool = (
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
-    if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
+    if obstacle is not None and survey.cut.sampled and model.form in (Form.DENSE, Form.DETECTIONS):
         obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
         foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
