@@ -111,8 +111,18 @@ def loaded(net: Any, name: str) -> Loaded:
 def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
     if any(word in name.lower() for word in ("llava", "smolvlm")):
         return speaking(name)
+    if any(word in name for word in ("detr", "yolos")):
+        return detecting(name)
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
     return loaded(zoo.ZOO[kind].make(), Path(name).name)
+
+
+def detecting(name: str) -> Loaded:
+    import detectors
+
+    if "detr" in name:
+        return Loaded(detectors.detr(), cropped(detectors.LARGE, *IMAGENET), Path(name).name)
+    return Loaded(detectors.yolos(num_detection_tokens=20), cropped(detectors.WIDE, *IMAGENET), Path(name).name)
 
 
 def speaking(name: str) -> Loaded:
@@ -390,6 +400,7 @@ LONG = (
         "bridges.md",
         "coming-from.md",
         "concepts.md",
+        "detection.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",

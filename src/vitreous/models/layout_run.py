@@ -21,7 +21,7 @@ from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of, find_decoder
+from vitreous.models.decoder import entry_of
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -30,8 +30,8 @@ from vitreous.models.obstacles import (
     Obstacle,
     find_obstacle,
     layer_numbers,
-    one_chain,
     other_shapes,
+    read_chain,
     several_reads,
     unlike,
 )
@@ -97,13 +97,7 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    every = flow.read() if flow.known else list(range(len(seen.calls)))
-    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
-    chain = one_chain(read, seen, flow, ends)
-    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
-        read, decoder = find_decoder(seen, flow, every) or (read, None)
-        chain = one_chain(read, seen, flow, ends)
-    separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    read, separate, decoder = read_chain(seen, flow, ends, given is None)
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
@@ -142,7 +136,7 @@ def read_geometry(
         flat_blocks=once if flat else (),
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
-        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
+        entries=tuple(entry_of(met) if decoder else met.entry for met in ways if met) if all(ways) else (),
         sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
         footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
         obstacle=None if obstacle is None else obstacle.said,
