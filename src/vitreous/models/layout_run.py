@@ -22,7 +22,7 @@ from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of, find_decoder
+from vitreous.models.decoder import entry_of
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -31,8 +31,8 @@ from vitreous.models.obstacles import (
     Obstacle,
     find_obstacle,
     layer_numbers,
-    one_chain,
     other_shapes,
+    read_chain,
     several_reads,
     unlike,
 )
@@ -98,16 +98,9 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    every = flow.read() if flow.known else list(range(len(seen.calls)))
-    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
-    chain = one_chain(read, seen, flow, ends)
-    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
-        read, decoder = find_decoder(seen, flow, every) or (read, None)
-        chain = one_chain(read, seen, flow, ends)
-    separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
-    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
-    branches = branches and len(size) == 2
-    if branches and unlike([seen.calls[i] for i in read]) is None:
+    read, separate, decoder = read_chain(seen, flow, ends, given is None)
+    branched = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    if branched and len(size) == 2 and unlike([seen.calls[i] for i in read]) is None:
         cuts = candidates(survey, size, seen.images.shape[1])
         branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
         if branch is not None:
@@ -151,7 +144,7 @@ def read_geometry(
         flat_blocks=once if flat else (),
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
-        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
+        entries=tuple(entry_of(met) if decoder else met.entry for met in ways if met) if all(ways) else (),
         sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and isinstance(staged, Found)),
         footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,

@@ -14,6 +14,7 @@ from vitreous.capture.attention import Attention
 from vitreous.capture.between_tokens import between_tokens
 from vitreous.errors import CaptureError
 from vitreous.models.data_flow import DataFlow, chains
+from vitreous.models.decoder import Decoder, find_decoder
 from vitreous.models.layout import Layout, Read
 from vitreous.models.survey_run import Seen, gradient
 from vitreous.models.token_places import Places
@@ -129,6 +130,20 @@ def other_shapes(others: list[Attention], tokens: int, images: int) -> Obstacle:
         return Obstacle(f"changes its tokens on the way (layers of {n} queries and {m} keys for {tokens} tokens)")
     side = math.isqrt(n)
     return Obstacle(f"attends in {side}×{side} windows" if side * side == n else f"attends in windows of {n} tokens")
+
+
+def read_chain(
+    seen: Seen, flow: DataFlow, ends: list[Tensor], decodes: bool
+) -> tuple[list[int], Obstacle | None, Decoder | None]:
+    """The attention calls that the output depends on, and why they are not one chain; of an encoder and a decoder, those
+    of the encoder, and the decoder (if `decodes`)."""
+    every = flow.read() if flow.known else list(range(len(seen.calls)))
+    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
+    chain = one_chain(read, seen, flow, ends)
+    if decodes and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
+        read, decoder = find_decoder(seen, flow, every) or (read, None)
+        chain = one_chain(read, seen, flow, ends)
+    return (read, chain, decoder) if isinstance(chain, Obstacle) else (chain, None, decoder)
 
 
 def one_chain(numbers: list[int], seen: Seen, flow: DataFlow, ends: list[Tensor]) -> list[int] | Obstacle:
