@@ -59,9 +59,9 @@ def counted_runs() -> Iterator[list[int]]:
     runs: list[int] = []
     run = vitreous.Model.run
 
-    def noted(self: vitreous.Model, images: torch.Tensor) -> torch.Tensor:
+    def noted(self: vitreous.Model, images: torch.Tensor, *given: Any) -> torch.Tensor:
         runs.append(len(images))
-        return run(self, images)
+        return run(self, images, *given)
 
     with mock.patch.object(vitreous.Model, "run", noted):
         yield runs

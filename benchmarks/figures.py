@@ -1,20 +1,25 @@
 """What figures cost: drawn as pixels and by matplotlib, in turns, and the share of writing in `vitreous explain`.
 
-    python benchmarks/figures.py [--images 20] [--rounds 5] [--method gae]
+    python benchmarks/figures.py [--images 20] [--rounds 5] [--method gae] [--whole]
 
 The share is 1 − (time with --format none) / (time with png and npz), both in this process, in turns, after a first run;
 in CPU time it does not depend on what else the machine does, and counts what the threads of the writer do meanwhile.
+With --whole, it is that of whole commands, which also load torch and the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +30,7 @@ from vitreous.cli import explain
 from vitreous.plot.figure import explanation_figure, rendered
 from vitreous.plot.sheet import DPI, Sheet
 
+Explains = Callable[[Path, str | None, Path, tuple[str, ...]], None]
 PHOTOS = Path(vitreous.__file__).parent / "assets" / "photos"
 
 
@@ -33,12 +39,17 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--method", default=None, help="default: the default method and gae")
+    parser.add_argument("--whole", action="store_true", help="time whole commands only")
     asked = parser.parse_args()
+    if asked.whole:
+        for method in [asked.method] if asked.method else [None, "gae"]:
+            print(share_of_writing(command, method, asked.images, asked.rounds), flush=True)
+        return
     model = vitreous.load()
     for line in figure_costs(model, asked.rounds):
         print(line, flush=True)
     for method in [asked.method] if asked.method else [None, "gae"]:
-        print(share_of_writing(model, method, asked.images, asked.rounds), flush=True)
+        print(share_of_writing(partial(explained_photos, model), method, asked.images, asked.rounds), flush=True)
 
 
 def figure_costs(model: vitreous.Model, rounds: int) -> list[str]:
@@ -71,7 +82,7 @@ def figure_costs(model: vitreous.Model, rounds: int) -> list[str]:
     return [*lines, f"pixels are {costs['matplotlib'] / costs['pixels']:.1f} times as quick as matplotlib"]
 
 
-def share_of_writing(model: vitreous.Model, method: str | None, images: int, rounds: int) -> str:
+def share_of_writing(explains: Explains, method: str | None, images: int, rounds: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder, "in")
         photos.mkdir()
@@ -82,9 +93,7 @@ def share_of_writing(model: vitreous.Model, method: str | None, images: int, rou
         for turn in range(rounds + 1):
             for name, kinds in forms.items():
                 out = Path(folder, f"{name}{turn}")
-                times[name].append(
-                    timed(lambda out=out, kinds=kinds: explained_photos(model, photos, method, out, kinds))
-                )
+                times[name].append(timed(lambda out=out, kinds=kinds: explains(photos, method, out, kinds)))
     told = []
     for place, what in enumerate(("time", "CPU time")):
         none, whole = (median(each[place] for each in times[name][1:]) for name in ("none", "written"))
@@ -104,11 +113,17 @@ def explained_photos(
         )
 
 
+def command(photos: Path, method: str | None, out: Path, kinds: tuple[str, ...]) -> None:
+    options = ["--format", ",".join(kinds) or "none", *(["--method", method] if method else [])]
+    line = [sys.executable, "-m", "vitreous", "explain", str(photos), "--out", str(out), *options]
+    subprocess.run(line, check=True, capture_output=True)
+
+
 def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds on the clock, and of all threads together."""
-    begun = time.perf_counter(), time.process_time()
+    """Seconds on the clock, and of all threads and finished processes together."""
+    begun = time.perf_counter(), sum(os.times()[:4])
     call()
-    return time.perf_counter() - begun[0], time.process_time() - begun[1]
+    return time.perf_counter() - begun[0], sum(os.times()[:4]) - begun[1]
 
 
 if __name__ == "__main__":

@@ -314,7 +314,7 @@ def test_the_sweep_gives_a_verdict_on_every_check() -> None:
         return str(timm_sweep.judged(check(*given, **more))["verdict"])
 
     assert verdict(small(layout=Layout((2, 8), prefix=1)), methods="attention") == "wrong"
-    assert verdict(zoo.model("timm CaiT"), zoo.images("timm CaiT", 2), methods="attention") == "refused"
+    assert verdict(zoo.model("timm XCiT"), zoo.images("timm XCiT", 2), methods="attention") == "refused"
     assert verdict(Model(nn.Linear(3, 3), cropped((8, 8), *IMAGENET))) == "refused"
 
 

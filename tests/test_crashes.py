@@ -153,19 +153,18 @@ def test_missing_arguments_are_named() -> None:
         vitreous.explain(Two(), IMAGES, "gradient", 0)
 
 
-class Dense(nn.Module):
-    def __init__(self, tokens: bool) -> None:
+class OfTokens(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.net, self.head, self.tokens = vit(), nn.Linear(32, 5), tokens
+        self.net, self.head = vit(), nn.Linear(32, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.head(self.net.forward_features(x)[:, 1:])  # type: ignore[operator]
-        return found if self.tokens else found.mT.unflatten(-1, (4, 4))
+        return found
 
 
-@pytest.mark.parametrize("tokens", [True, False])
-def test_the_hint_for_dense_outputs_works(tokens: bool) -> None:
-    net = Dense(tokens).eval()
+def test_the_hint_for_outputs_of_tokens_works() -> None:
+    net = OfTokens().eval()
     with pytest.raises(ModelError, match="not one vector per image") as told:
         vitreous.explain(net, IMAGES, "gae", 0)
     followed = eval(str(told.value).split("e.g. ")[1], {"Model": Model, "net": net})

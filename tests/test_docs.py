@@ -109,8 +109,19 @@ def loaded(net: Any, name: str) -> Loaded:
 
 
 def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
+    if any(word in name.lower() for word in ("llava", "smolvlm")):
+        return speaking(name)
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
     return loaded(zoo.ZOO[kind].make(), Path(name).name)
+
+
+def speaking(name: str) -> Loaded:
+    """A vision-language model in a folder, with its processor."""
+    import vlms
+
+    net = vlms.built("llava")
+    net.config._name_or_path = str(vlms.saved("llava"))
+    return loaded(net, Path(name).name)
 
 
 def small_torchvision(name: str, weights: str | None, size: Any) -> Loaded:

@@ -318,7 +318,12 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each run of a model is given."""
     sizes: list[int] = []
     plain = Model.run
-    monkeypatch.setattr(Model, "run", lambda self, images: sizes.append(len(images)) or plain(self, images))
+
+    def run(self: Model, images: torch.Tensor, *given: Any) -> torch.Tensor:
+        sizes.append(len(images))
+        return plain(self, images, *given)
+
+    monkeypatch.setattr(Model, "run", run)
     return sizes
 
 

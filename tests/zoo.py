@@ -191,7 +191,7 @@ ZOO: dict[str, Entry] = {
         (56, 56), (14, 14), 0, (), flow=False, merges=True,
     ),
     "timm CaiT": Entry(timm("cait_xxs24_224", depth=2), **SQUARE, prefix=0, readout=(), flow=False, blocks=False),
-    "timm ConViT": Entry(timm("convit_tiny", depth=4), **SQUARE, prefix=0, readout=(), flow=False, blocks=False),
+    "timm ConViT": Entry(timm("convit_tiny", depth=4), **SQUARE, prefix=0, readout=(0,), depth=4),
     "timm XCiT": Entry(timm("xcit_nano_12_p16_224", embed_dim=48, depth=2), **SQUARE, prefix=0, readout=(), flow=False),
     "torchvision ViT": Entry(torchvision, **SQUARE, prefix=1, readout=CLS),
     "open_clip ViT-B-32": Entry(open_clip, (128, 128), (4, 4), prefix=1, readout=CLS),

@@ -41,6 +41,10 @@ from .inspect.check.result import Check as Check
 from .inspect.maximize.maximize import maximize as maximize
 from .inspect.maximize.result import Maximized as Maximized
 from .inspect.outliers.repair import with_registers as with_registers
+from .language.ask import Answer as Answer
+from .language.ask import ask as ask
+from .language.words import Words as Words
+from .language.words import words as words
 from .methods.attention.head_similarity import cass as cass
 from .metrics.case import Case as Case
 from .metrics.case import Measured as Measured
@@ -57,12 +61,15 @@ from .registry import metric as metric
 from .trace.concept import Concept as Concept
 from .trace.concept import Text as Text
 from .trace.cuda_graphs import replay as replay
+from .trace.detection import Detection as Detection
 from .trace.pairs import Like as Like
+from .trace.region import Region as Region
 from .trace.target import Class as Class
 from .trace.target import Contrast as Contrast
 from .trace.target import Neuron as Neuron
 from .trace.target import Target as Target
 from .trace.target import Top as Top
+from .trace.word import Word as Word
 from .types import Map as Map
 from .types import Output as Output
 from .types import Scores as Scores

@@ -10,28 +10,26 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from vitreous._support.arrays import plain, read_map, save_arrays
 from vitreous._support.files import FIGURES
 from vitreous._support.marks import identity_of, identity_of_result
+from vitreous._support.spread import spread
 from vitreous.errors import InputError, OptionError, TargetError
 from vitreous.images import pictures
 from vitreous.images.bands import Bands
 from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
-from vitreous.registry import Method
-from vitreous.trace.apply import choose, computed, refuse, refuse_empty
+from vitreous.trace.area import Area
+from vitreous.trace.own_sizes import differ, own_part, together
 from vitreous.trace.parse_target import listed
-from vitreous.trace.target import Target
-from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
-from vitreous.types import Box, Map, Output
+from vitreous.types import Box, Map
 from vitreous.version import VERSION
 
-PER_IMAGE = ("targets", "labels", "probabilities", "sources", "inputs")
+PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "regions", "sources", "inputs")
 MODEL = (
     *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
     *("image_argument", "shared_inputs"),
@@ -54,9 +52,12 @@ class Attribution:
     box: Box | None = None  # the part of the image that the maps cover; None: all of it
     labels: tuple[str | None, ...] = ()  # the name of each image's target
     probabilities: tuple[float | None, ...] = ()  # of each image's target; of a regression, its value
+    boxes: tuple[Box | None, ...] = ()  # of a detector: the box of each image's query
+    regions: tuple[Area | None, ...] = ()  # of an output for each place: that of each image's target; not saved
     sources: tuple[Mapping[str, Any], ...] = ()  # what a file tells of the images
     made_by: Origin | Mapping[str, Any] | None = None  # the model, or what a file tells of it
     inputs: tuple[str, ...] = ()  # a hash of what the network got beside each image
+    times: tuple[tuple[int, int], ...] = ()  # of a video: the frames of each tubelet; empty: a map for each frame
 
     def __post_init__(self) -> None:
         if len(self.targets) != len(self.map):
@@ -73,7 +74,7 @@ class Attribution:
         cut = {name: values[index] for name in PER_IMAGE if (values := getattr(self, name))}
         notes = {k: v[index] if per_image(v, len(self)) else v for k, v in self.notes.items()}
         views = None if self.views is None else self.views.part(index)
-        return replace(self, map=self.map[index], views=views, notes=notes, **cut)
+        return replace(self, map=own_part(self.map[index]), views=views, notes=notes, **cut)
 
     def __iter__(self) -> Iterator[Attribution]:
         return (self[i] for i in range(len(self)))
@@ -117,10 +118,12 @@ class Attribution:
             "targets": list(self.targets),
             "labels": list(self.labels),
             "probabilities": list(self.probabilities),
+            **({"boxes": list(self.boxes)} if self.boxes else {}),
             "model": self.model,
             "signed": self.signed,
             **({} if self.box is None else {"box": list(self.box)}),
             **({"inputs": list(self.inputs)} if self.inputs else {}),
+            **({"times": [list(span) for span in self.times]} if self.times else {}),
             "images": self.names,
             "sources": plain(self.sources or list(sources)),
             "notes": plain(dict(self.notes)),
@@ -134,10 +137,15 @@ class Attribution:
         return identity_of_result(self.provenance)
 
     def resize(self, size: int | tuple[int, int]) -> Attribution:
-        """Resize the maps to (height, width) of the image with bilinear interpolation; zero where no patch lies."""
+        """Resize the maps to (height, width) of the image with bilinear interpolation; zero where no patch lies.
+
+        Of a video, those of each tubelet: the number of tubelets stays.
+        """
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) != 2 or min(shape) < 1:
             raise OptionError(f"size={size}: give one number or (height, width), each at least 1")
+        if len(self) > 1 and differ(self.map):
+            return join([one.resize(size) for one in self])
         return replace(self, map=spread(self.map, (shape[0], shape[1]), self.box), box=None)
 
     def view(self, image: Any = None, index: int = 0) -> Image.Image:
@@ -149,20 +157,37 @@ class Attribution:
         return self.views[index]
 
     def overlay(self, image: Any = None, *, index: int = 0, cells: bool = False) -> Image.Image:
-        """Draw one map over its image, cropped to what the model saw; `cells` shows the patches without smoothing."""
-        from vitreous.plot.colour import is_control, is_level, limits
-        from vitreous.plot.overlay import overlay
+        """Draw one map over its image, cropped to what the model saw; `cells` shows the patches without smoothing.
 
-        values, control = self.map[index].cpu().numpy(), is_control(self.method)
+        Of a video: the map of each tubelet over its middle frame, side by side.
+        """
+        from vitreous.plot.colour import is_control, is_level, limits
+        from vitreous.plot.outline import outlined
+        from vitreous.plot.overlay import overlay
+        from vitreous.plot.region import surrounded
+
+        if self.map.ndim == 4:
+            from vitreous.plot.strip import panel_of
+
+            if image is not None:
+                raise InputError("maps of a video are drawn over its own frames; leave the image out")
+            return panel_of(self, index, cells).picture
+        values, control = self[index].map[0].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
         shown = self.view(image, index)
-        return overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
+        drawn = outlined(drawn, self.boxes[index] if self.boxes else None)
+        return surrounded(drawn, self.regions[index] if self.regions else None)
 
     def save(self, path: str | Path) -> Path:
-        """Save a figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
+        """Save a figure (.png, .svg, .pdf, …), raw maps with their provenance (.npz), or a film of a video (.gif)."""
         file = Path(path)
         if file.suffix.lower() == ".npz":
             save_arrays(file, {"map": self.map.cpu().numpy()}, mark_of({"map": self}))
+        elif file.suffix.lower() == ".gif":
+            from vitreous.plot.strip import save_film
+
+            save_film([self], file, mark_of({"map": self}))
         elif file.suffix.lower() in FIGURES:
             from vitreous.plot.figure import attribution_figure, save_figure
 
@@ -192,8 +217,10 @@ class Attribution:
             targets=tuple(targets),
             labels=tuple(told.get("labels", ())),
             probabilities=tuple(told.get("probabilities", ())),
+            boxes=tuple(tuple(box) for box in told.get("boxes", ())),
             version=told["vitreous"],
             box=None if told.get("box") is None else tuple(told["box"]),
+            times=tuple((span[0], span[1]) for span in told.get("times", ())),
             sources=tuple(told.get("sources") or ({"name": image} for image in told["images"])),
             made_by={key: told[key] for key in MODEL if key in told},
             inputs=tuple(told.get("inputs", ())),
@@ -248,95 +275,7 @@ def join(parts: Sequence[Attribution]) -> Attribution:
         if per_image(value, len(first))
     }
     rows: dict[str, Any] = {name: tuple(value for part in parts for value in getattr(part, name)) for name in PER_IMAGE}
-    return replace(first, map=torch.cat([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
+    return replace(first, map=together([p.map for p in parts]), views=views, notes={**first.notes, **notes}, **rows)
 
 
 # ------------------------------------------------------------------------------------------ running methods
-
-
-def attribute(
-    trace: Trace,
-    declared: Method,
-    target: Any,
-    values: dict[str, Any],
-    views: Views | None = None,
-    *,
-    strict: bool = True,
-) -> Attribution:
-    """Run one method on one trace; `values` are validated options."""
-    return attribute_all(trace, declared, [target], values, views, strict=strict)[0]
-
-
-def attribute_all(
-    trace: Trace,
-    declared: Method,
-    targets: list[Any],
-    values: dict[str, Any],
-    views: Views | None = None,
-    *,
-    strict: bool = True,
-) -> list[Attribution]:
-    """Run one method on one trace for each target; a method that does not depend on a target runs once.
-
-    `strict`: raise if the map of an image is zero everywhere or not finite.
-    """
-    refuse(trace, declared)
-    chosen = [choose(trace, target, declared) for target in targets]
-    results, output = computed(trace, declared, tuple(chosen if declared.targeted else chosen[:1]), values)
-    output = trace.output if output is None and declared.targeted else output
-    views = views or Views.of(trace.images, trace.model)
-    for target, noted in zip(chosen, results) if strict else ():
-        fixed = target if output is None else target.fix(output)
-        refuse_empty(trace, declared, fixed, noted.map, views)
-    made_by = Origin.of(trace.model, trace.size)
-    return [
-        Attribution(
-            map=noted.map,
-            method=declared.name,
-            options=values,
-            targets=told_targets(target, output, len(trace)),
-            **told_shares(target, output, trace),
-            model=trace.model.name,
-            made_by=made_by,
-            inputs=trace.inputs.stamps(),
-            signed=declared.is_signed(values),
-            notes=noted.notes,
-            views=views,
-            box=trace.layout.box(trace.size) if tuple(noted.map.shape[1:]) == trace.layout.grid else None,
-        )
-        for target, noted in zip(chosen, results if declared.targeted else results * len(chosen))
-    ]
-
-
-def spread(maps: Tensor, size: tuple[int, int], box: Box | None) -> Tensor:
-    """Maps at the size of their images (bilinear), put where they lie; zero where they cover nothing."""
-    if box is None:
-        return F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-    top, left, bottom, right = (round(share * size[axis % 2]) for axis, share in enumerate(box))
-    inner = F.interpolate(maps[:, None], (bottom - top, right - left), mode="bilinear", align_corners=False)[:, 0]
-    inner = inner[:, : size[0] - top, : size[1] - left]
-    whole = maps.new_zeros(len(maps), *size)
-    whole[:, top : top + inner.shape[1], left : left + inner.shape[2]] = inner
-    return whole
-
-
-def told_targets(target: Target, output: Output | None, count: int) -> tuple[str | None, ...]:
-    """The target of each image as a string that `parse` reads; None if the method does not depend on a target."""
-    if output is None:
-        return (None,) * count
-    fixed = target.fix(output)
-    return tuple(str(fixed.of_image(index)) for index in range(count))
-
-
-def told_shares(target: Target, output: Output | None, trace: Trace) -> dict[str, Any]:
-    """The name of each image's target, and its probability if it is a class."""
-    if output is None:
-        return {}
-    fixed, model = target.fix(output), trace.model
-    each = [fixed.of_image(index).single() for index in range(len(trace))]
-    numbers = [number for one in each for number in one.class_numbers(1) or ()]
-    if len(numbers) < len(each) or not trace.classifies:
-        return {"labels": tuple(one.title(model, output[i : i + 1], 0) for i, one in enumerate(each))}
-    chosen = torch.tensor(numbers, device=output.device)[:, None]
-    shares = model.meaning.probabilities(output.detach().float()).gather(1, chosen)[:, 0].tolist()
-    return {"labels": tuple(model.label(number) for number in numbers), "probabilities": tuple(shares)}

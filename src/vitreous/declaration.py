@@ -186,6 +186,8 @@ class Method(Declared):
     tokens      the method needs the tokens that enter an attention layer of any kind
     blocks      the method needs blocks that are modules and pass tokens of one grid on, which shows when it runs
     joins       the method also follows tokens that are read after several layers, not only after the last
+    stages      the method also follows attention through windows, pooled keys and merged patches (models/stages.py)
+    decodes     the method also follows the queries of a decoder, which read the tokens
     level       the values are scores, of which only differences are meaningful
     alone       the method processes one image at a time, so batches bring no speed-up
     costly      the method needs many forward passes; `advise` tries it only on request
@@ -203,6 +205,8 @@ class Method(Declared):
     tokens: bool = False
     blocks: bool = False
     joins: bool = False
+    stages: bool = False
+    decodes: bool = False
     level: bool = False
     alone: bool = False
     costly: bool = False

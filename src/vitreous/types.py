@@ -9,6 +9,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+Extent = tuple[int, ...]  # (Y, X) of images; (T, Y, X) of videos
 Images = Float[Tensor, "B *frames channels Y X"]  # with frames: videos
 Map = Float[Tensor, "B *frames rows columns"]  # patches or pixels; with frames, of tubelets
 Tokens = Float[Tensor, "B N D"]

@@ -33,11 +33,11 @@ Mask = Bool[np.ndarray, "Y X"]
 
 
 def to_masks(
-    found: Attribution | Sequence[Attribution],
+    found: Attribution | Sequence[Any],
     folder: str | Path,
     *,
-    top: float | None = None,
-    mass: float | None = None,
+    top: float | int | None = None,
+    mass: float | int | None = None,
     overwrite: bool = False,
 ) -> list[Path]:
     """Write each map as a mask, a PNG file (0 or 255) in the size of the original image; return the files.
@@ -62,11 +62,11 @@ def to_masks(
 
 
 def to_coco(
-    found: Attribution | Sequence[Attribution],
+    found: Attribution | Sequence[Any],
     path: str | Path | None = None,
     *,
-    top: float | None = None,
-    mass: float | None = None,
+    top: float | int | None = None,
+    mass: float | int | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Maps as annotations of COCO: return the JSON document, and write it to `path` if that is given.
@@ -107,7 +107,7 @@ def to_coco(
 # ---------------------------------------------------------------------------------------------------------------- masks
 
 
-def mask_of(found: Attribution, index: int, map: Placed, top: float | None, mass: float | None) -> Mask:
+def mask_of(found: Attribution, index: int, map: Placed, top: float | int | None, mass: float | int | None) -> Mask:
     """Where one map is large."""
     given = {"top": top, "mass": mass}
     for name, share in given.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitreous.attribution import Attribution, spread
+from vitreous._support.spread import spread
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError
 from vitreous.images import pictures
 
@@ -37,7 +39,7 @@ def placed(found: Attribution, index: int, side: int | None = None) -> Placed:
     wide, high = (max(1, round(length * scale)) for length in size)
     left, top, right, bottom = (round(edge * scale) for edge in box or (0, 0, *size))
     right, bottom = max(right, left + 1), max(bottom, top + 1)
-    values = spread(found.map[index : index + 1].detach().float().cpu(), (bottom - top, right - left), found.box)[0]
+    values = spread(found[index].map.detach().float().cpu(), (bottom - top, right - left), found.box)[0]
     inner = slice(max(0, -top), high - top), slice(max(0, -left), wide - left)
     part = values.numpy()[inner]
     y, x = max(0, top), max(0, left)
@@ -50,6 +52,8 @@ def placed(found: Attribution, index: int, side: int | None = None) -> Placed:
 def place_of(found: Attribution, index: int) -> tuple[tuple[int, int], Edges | None]:
     """Width and height of an image and what the model saw of it; of the latter alone, and None, if it is not known."""
     views = found.views
+    if found.map.ndim == 4:
+        raise InputError("these are maps of videos, and this exports maps of images")
     if views is None:
         raise InputError("this attribution was loaded from a file without its images; explain them again to export it")
     source = views.sources[index]
@@ -71,7 +75,7 @@ def paths_of(found: Attribution) -> list[str | None]:
     return [found.views.told(i).get("path") for i in range(len(found))]
 
 
-def as_several(found: Attribution | Sequence[Attribution]) -> list[Attribution]:
+def as_several(found: Attribution | Sequence[Any]) -> list[Attribution]:
     several = [found] if isinstance(found, Attribution) else list(found)
     for one in several:
         if not isinstance(one, Attribution):

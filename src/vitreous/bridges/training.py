@@ -33,7 +33,7 @@ from vitreous.models.model import Model, unwrap
 from vitreous.plot.figure import png_bytes
 from vitreous.plot.film import film_figure, row_of_maps
 from vitreous.plot.logged import finite, mean, numbers, unique
-from vitreous.trace.apply import find_method
+from vitreous.trace.apply import find_method, of_images
 
 FOLDER, TABLE, STRIP = "vitreous", "maps.csv", "maps.png"
 KEPT = 16  # at least so many looks are kept for the strip, twice as many at most
@@ -60,8 +60,8 @@ class Row:
 class Due:
     """Whether it is time: every so many steps, every so many epochs, or both."""
 
-    steps: int | None
-    epochs: int | None
+    steps: Any  # whole numbers, which is checked below, or None
+    epochs: Any
     last: int = -1  # the step of the last look
 
     def __post_init__(self) -> None:
@@ -131,7 +131,9 @@ class Watch:
         """The maps by the present weights; what was found out about the network before is forgotten."""
         refuse_sharded(owner)
         if self.model is None:
-            self.model = Model(network_of(owner, self.network), self.preprocess, self.labels)
+            self.model = of_images(
+                Model(network_of(owner, self.network), self.preprocess, self.labels), "callbacks work"
+            )
             if not isinstance(self.images, Tensor):
                 listed = pictures.as_list(self.images, self.model.channels)
                 self.images = [pictures.read(one, i, self.model.channels) for i, one in enumerate(listed)]

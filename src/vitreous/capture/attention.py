@@ -6,7 +6,7 @@ O = A·V,   A = softmax(s·Q·Kᵀ + bias),   ∂y/∂A = ∂y/∂O · Vᵀ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
@@ -49,6 +49,8 @@ class Attention:
     only: list[int] | None = None  # the rows of O that were computed (narrowed_block.py); None: all
     keys: Tensor | None = None  # K in the autograd graph (for the eager door: in the model's own axes)
     factors: tuple[Tensor, Tensor] | None = None  # if A was given: the factors of its scores
+    parts: int = 1  # of how many calls it was put together (joined.py)
+    mixed: bool = False  # A is a changed softmax: heads mixed, two softmaxes combined; of any sign, with any sum
     fold: Callable[[Tensor], Tensor] = field(default=same, repr=False)  # the model's axes -> [B H N d]
 
     @property
@@ -97,7 +99,19 @@ class Attention:
         for images in [slice(start, start + size) for start in range(0, b, size)]:
             q, k, given = (None if t is None else t[images] for t in (self.q, self.k, self.given))
             bias = self.bias if self.bias is None or len(self.bias) == 1 else self.bias[images]
-            yield images, Attention(self.name, self.door, self.node, self.v[images], q, k, self.scale, bias, given)
+            part = Attention(self.name, self.door, self.node, self.v[images], q, k, self.scale, bias, given)
+            part.mixed = self.mixed
+            yield images, part
+
+    def folded(self, arrange: Callable[[Tensor], Tensor]) -> Attention:
+        """The same with the leading axes of Q, K, V, A and O arranged in another way."""
+        b, h, n, m = self.shape
+        bias = None if self.bias is None else arrange(self.bias.expand(b, h, n, m))
+        q, k, given = (None if t is None else arrange(t) for t in (self.q, self.k, self.given))
+        fold = self.fold
+        return replace(
+            self, v=arrange(self.v), q=q, k=k, bias=bias, given=given, factors=None, fold=lambda t: arrange(fold(t))
+        )
 
     def spans(self) -> list[slice]:
         """All rows of A, `ROWS` at a time."""
@@ -154,7 +168,7 @@ class Attention:
         """
         if self.q is not None and self.k is not None:
             return self.q, self.k, self.scale
-        if self.given is None or self.factors is None:
+        if self.given is None or self.factors is None or self.mixed:
             return None
         if any(t.ndim != self.node.ndim for t in self.factors):
             return None
@@ -214,7 +228,8 @@ def widen(t: Tensor) -> Tensor:
 def near(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal up to rounding."""
     close = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
-    return bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
+    alike = one.shape == other.shape
+    return alike and bool((widen(one) - widen(other)).abs().max() <= close * widen(other).abs().max())
 
 
 def run_of(tokens: slice | list[int]) -> slice | list[int]:

@@ -7,17 +7,18 @@ The backward of an attention needs A and ∂y/∂A anyway; here it computes them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, same, sum_of, widen
 from vitreous.capture.capture import NORMS, Capture, linear_parts
+from vitreous.errors import Unsupported
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
@@ -30,7 +31,7 @@ class Shown:
     def __init__(self, chunks: Chunks) -> None:
         self.chunks = chunks
 
-    def gained(self, weights: Row) -> Row:
+    def gained(self, weights: Float[Tensor, "B N"]) -> Row:
         """Σᵢ wᵢ·mean_h (Aᵢⱼ·∂y/∂Aᵢⱼ)⁺."""
         row = weights[:, None, None]  # [B 1 1 N]
         parts = ((i, (row[i][..., run_of(n)].to(p) @ p.clamp_min(0)).mean((1, 2))) for i, n, _, p in self.chunks)
@@ -41,6 +42,20 @@ class Shown:
         means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
         return joined((i, step(carried[i].to(mean), mean, 0.5, rows)) for i, rows, mean in means)
 
+    def means(self) -> Float[Tensor, "B N M"]:
+        """(mean_h A ⊙ ∂y/∂A)⁺, all rows."""
+        parts: dict[int | None, list[Tensor]] = {}
+        for images, _, _, product in self.chunks:
+            parts.setdefault(images.start, []).append(product.mean(1).clamp_min_(0))
+        return torch.cat([torch.cat(rows, 1) for rows in parts.values()])
+
+    def split(
+        self, row: Float[Tensor, "B N"], real: Bool[Tensor, "B M"] | None
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B M"]]:
+        """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys."""
+        means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
+        return split(row, means, 0.5, real)
+
 
 class Summed(Shown):
     """The same with sums that are computed without forming A."""
@@ -50,7 +65,7 @@ class Summed(Shown):
         self.layer, self.grad = layer, layer.fold(grad)
         self.rows = slice(None) if layer.only is None else run_of(layer.only)
 
-    def gained(self, weights: Row) -> Row:
+    def gained(self, weights: Float[Tensor, "B N"]) -> Row:
         def sums(grad: Tensor, weights: Tensor) -> Tensor:
             return self.layer.fused(grad).gained(weights[:, self.rows]).mean(1)
 
@@ -110,6 +125,26 @@ def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = 
     return onward
 
 
+def split(
+    row: Float[Tensor, "B N"],
+    parts: Iterable[tuple[slice, Rows, Tensor]],
+    residual: float,
+    real: Bool[Tensor, "B M"] | None = None,
+) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B M"]]:
+    """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys.
+
+    `parts`: images, rows and Ā, all rows in turn. `real`: the keys that are tokens, where some are padding.
+    """
+    kept: dict[int | None, list[Tensor]] = {}
+    moved: list[tuple[slice, Tensor]] = []
+    for images, rows, a in parts:
+        a = a if real is None else a * real[images, None]
+        share = row[images][:, run_of(rows)].to(a) / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
+        kept.setdefault(images.start, []).append(residual * share)
+        moved.append((images, (1 - residual) * torch.einsum("bn,bnm->bm", share, a)))
+    return torch.cat([torch.cat(shares, 1) for shares in kept.values()]), joined(moved)
+
+
 def joined(parts: Iterable[tuple[slice, Tensor]]) -> Tensor:
     """Sum the parts that belong to the same images, then concatenate the images."""
     by_images: dict[int | None, Tensor] = {}
@@ -127,28 +162,33 @@ def pass_by(shown: Shown) -> None:
 class Follower:
     """Runs every attention over `tokens` tokens so that its backward passes A ⊙ ∂y/∂A to `visitor`.
 
-    No gradients are needed before the first of these attentions.
+    No gradients are needed before the first layer.
     """
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False) -> None:
         self.tokens = tokens
+        self.numbers = numbers  # the attention calls that are layers, if known
+        self.differ = differ  # layers differ in their tokens
         self.visitor: Visitor = pass_by
         self.seen = 0
 
     def takes(self, q: Tensor, k: Tensor) -> bool:
         """Whether this is a layer in the axes [B H N d] whose sums need A."""
-        layer = q.ndim == 4 and q.shape[:2] == k.shape[:2] and q.shape[2] == k.shape[2] == self.tokens
-        return layer and not fusible(q)
+        as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and not fusible(q)
+        return as_usual and (self.differ or q.shape[2] == k.shape[2] == self.tokens)
 
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
         """O, exactly as the fused kernel computes it."""
-        assert call.q is not None
+        assert call.q is not None and call.k is not None
+        if self.differ and self.numbers is not None and call.number not in self.numbers:
+            return F.scaled_dot_product_attention(call.q, call.k, call.v, **options)
         call.followed = True
         self.seen += 1
         q, bias = call.q, call.bias
         if call.only is not None:
             q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
-        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, self.seen == 1)
+        end = self.seen == 1 and (not self.numbers or call.number == self.numbers[0])
+        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
@@ -283,13 +323,17 @@ class AtEntries(TorchFunctionMode):
 class CutAt(AtEntries):
     """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
 
-    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first.
+    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first. `flat`: they are [N D],
+    and the leaf is [1 N D].
     """
 
-    def __init__(self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same) -> None:
+    def __init__(
+        self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same, flat: bool = False
+    ) -> None:
         super().__init__()
-        self.entry, self.seen, self.edit = entry, seen, edit
+        self.entry, self.seen, self.edit, self.flat = entry, seen, edit, flat
         self.leaf: Tensor | None = None
+        self._given: Tensor | None = None  # the leaf in the model's own axes
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
@@ -305,6 +349,10 @@ class CutAt(AtEntries):
     def met(self, entry: Entry, tokens: Tensor) -> Tensor:
         if entry == self.entry:
             torch.set_grad_enabled(True)
-            self._tokens, self.leaf = tokens, self.edit(tokens.detach()).detach().requires_grad_()
+            own = tokens.detach()[None] if self.flat else tokens.detach()
+            self._tokens, self.leaf = tokens, self.edit(own).detach().requires_grad_()
+            if self.flat and len(self.leaf) != 1:
+                raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
+            self._given = self.leaf[0] if self.flat else self.leaf
             self.seen.recording = True
-        return self.leaf if self.leaf is not None and tokens is self._tokens else tokens
+        return self._given if self._given is not None and tokens is self._tokens else tokens

@@ -7,6 +7,8 @@ the key. It does not
     with i   in A = softmax over tokens of K, as linear attention has it: rows are channels
     with n   in A = softmax over channels of Q: columns are channels
     at all   in attention between channels: every token has a part in every entry
+
+Of an A that is no softmax (heads mixed, two softmaxes combined) the preference is that of the scores Q·Kᵀ.
 """
 
 from __future__ import annotations
@@ -44,8 +46,7 @@ def attends_tokens(call: Attention, tokens: Tensor | None) -> bool | None:
     query, other_query, key, other_key, last = n - 1, 2 * n // 3, 0, n // 3, n // 6  # in the order of causal masks
     try:
         with torch.enable_grad():
-            rows = call.rows([query, other_query])
-            logs = rows.clamp_min(torch.finfo(rows.dtype).tiny).log()  # [B H 2 M]
+            logs = preferences(call, [query, other_query])  # [B H 2 M]
         first = places(logs[:, :, 0, key] - logs[:, :, 0, last], tokens)
         moved = places(logs[:, :, 1, key] - logs[:, :, 1, last], tokens)
         changed = places(logs[:, :, 0, other_key] - logs[:, :, 0, last], tokens)
@@ -56,6 +57,17 @@ def attends_tokens(call: Attention, tokens: Tensor | None) -> bool | None:
     moves = differ(first, moved), differ(first, changed)
     product = call.given is None or call.factors is not None  # of Q and K: a constant one of them moves nothing
     return any(moves) if product else all(moves)
+
+
+def preferences(call: Attention, queries: list[int]) -> Tensor:
+    """log A of these queries, or what stands for it where A is no softmax."""
+    rows = call.rows(queries)
+    if not call.mixed:
+        return rows.clamp_min(torch.finfo(rows.dtype).tiny).log()
+    _, _, n, m = call.shape
+    q, k = call.factors or (rows, rows)
+    fits = q.ndim == k.ndim == 4 and (q.shape[-2], k.shape[-1]) == (n, m) and q.shape[-1] == k.shape[-2]
+    return widen(q[:, :, queries]) @ widen(k) if fits else rows
 
 
 def places(preference: Tensor, tokens: Tensor) -> Tensor | None:

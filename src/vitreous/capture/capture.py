@@ -28,24 +28,25 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, folding
+from vitreous.capture.joined import CAT, join, parts_of
 from vitreous.capture.multi_head import unpacked
 from vitreous.capture.unfused import (
     FACTORS,
     PRODUCTS,
     SOFTMAX,
-    TAG,
-    Soft,
     follow,
+    is_learned,
     operands,
     read_product,
     soft_of,
+    tag_product,
     tag_softmax,
 )
 
 NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
 SDPA = {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 WHOLE = "_vitreous_whole"  # attribute of some rows of Q or A: all rows, their mask, the row indices (narrowed_block.py)
-WATCHED = SDPA | SOFTMAX | PRODUCTS | {F.multi_head_attention_forward, F.linear, F.conv2d}
+WATCHED = SDPA | SOFTMAX | PRODUCTS | CAT | {F.multi_head_attention_forward, F.linear, F.conv2d}
 
 
 class Enough(BaseException):
@@ -95,6 +96,7 @@ class Capture(TorchFunctionMode):
         self.calls: list[Attention] = []
         self.seen = 0  # attentions so far, kept or not
         self.last: Attention | None = None
+        self._split: list[Attention] = []  # calls of one module, one after another, that may be parts of one attention
         self.recording = True  # off until gradients begin, if they begin at a layer
         self.linear: tuple[Tensor, Tensor] | None = None  # input and output of the last linear layer (the classifier?)
         self._following = False  # whether there is a softmax, or a product that may become one
@@ -119,6 +121,8 @@ class Capture(TorchFunctionMode):
         elif func in PRODUCTS:
             self.see_product(func, args, kwargs, out)
             return out
+        elif func in CAT and len(self._split) > 1:
+            self.put_together(parts_of(args), out)
         if self._following and func not in SOFTMAX:
             follow(func, args, out)
         return out
@@ -160,7 +164,9 @@ class Capture(TorchFunctionMode):
         bias = additive(attn_mask, is_causal, query, key)
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
-        call = Attention(caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only)
+        call = Attention(
+            caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only, number=self.seen
+        )
         if forms is not None:
             call.node = forms.form(call, options)
         self.keep(call)
@@ -189,14 +195,17 @@ class Capture(TorchFunctionMode):
             setattr(out, FACTORS, factors)
             return
         found = read_product(func, args, kwargs, factors, self.images)
-        if found is None and len(softs) > 1:  # two softmaxes multiplied
-            setattr(out, TAG, Soft(mixed=True))
+        if found is None and len(softs) > 1:
+            tag_product(softs[0], softs[1], out)
+        elif found is None and any(map(is_learned, factors)):  # heads mixed by learned weights
+            follow(func, factors, out)
         elif found is None:
             self.mix(caller(self.names), softs[0].shape[1], out.shape[-1])
         else:
             a, _, only = getattr(found.a, WHOLE, (found.a, None, None))
             v, given = found.fold_v(found.v), found.fold_a(a)
             call = Attention(caller(self.names), "eager", out, v, given=given, fold=found.fold, only=only)
+            call.mixed = found.mixed
             call.factors = getattr(a, FACTORS, None)
             call.keys = None if call.factors is None else call.factors[1]
             self.keep(call)
@@ -205,6 +214,8 @@ class Capture(TorchFunctionMode):
 
     def keep(self, call: Attention) -> None:
         """Record an attention that was computed."""
+        beside = self._split and call.shape[0] == 1 and call.name == self._split[-1].name
+        self._split = [*self._split, call] if beside else [call]
         self.last = call
         call.number = self.seen
         self.seen += 1
@@ -213,6 +224,17 @@ class Capture(TorchFunctionMode):
         self._following = False
         if self.most is not None and self.seen >= self.most:
             raise Enough
+
+    def put_together(self, parts: list[Tensor], out: Tensor) -> None:
+        """The last calls, of which a module puts the outputs together, are one attention."""
+        count = len(parts)
+        whole = join(self._split[-count:], parts, out) if 1 < count <= len(self._split) else None
+        if whole is None:
+            return
+        self.seen -= count - 1
+        self._split, self.last = [], whole
+        if self.calls and self.calls[-1].number >= whole.number:
+            self.calls[-count:] = [whole]
 
     def mix(self, module: str, heads: int, width: int) -> None:
         """Note a module that changes its softmax before the product with V; the layout run rejects such models."""

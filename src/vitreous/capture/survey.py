@@ -37,6 +37,7 @@ class Entries(AtEntries):
         super().__init__()
         self.images = images
         self._recent: list[Met] = []  # since the last attention
+        self.latest: list[Met] = []  # those before the last attention
 
     def met(self, entry: Entry, tokens: Tensor) -> Tensor:
         self._recent.append(Met(entry, tokens))
@@ -50,10 +51,13 @@ class Entries(AtEntries):
         `counts`: the numbers of tokens that they may be, if known.
         """
         recent, self._recent = self._recent, []
+        self.latest = recent
         for kind in ("norm", "linear"):
             for met in reversed(recent):
                 shape = met.tokens.shape
                 of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
+                if met.entry[0] == kind and len(shape) == 2 and self.images == 1 and counts and shape[0] >= counts[0] > 1:
+                    return met  # of a packed sequence, without an axis of images
                 if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
                     continue
                 if not counts or len(shape) == 4 or shape[1 if shape[0] == self.images else 0] in counts:
@@ -127,14 +131,18 @@ class Patches(TorchFunctionMode):
         super().__init__()
         self.seen = seen
         self.grids: list[tuple[int, int]] = []  # output sizes of convolutions
+        self.frames: list[int] = []  # of convolutions over time
         self.rows: list[tuple[int, int]] = []  # (tokens, width) of the inputs of linear layers
+        self.sampled = False  # whether something is read at points between its places, as deformable attention does
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if self.seen.seen == 0 and func is F.conv2d:
+        self.sampled = self.sampled or func is F.grid_sample
+        if self.seen.seen == 0 and func in (F.conv2d, F.conv3d):
             self.grids.append((out.shape[-2], out.shape[-1]))
+            self.frames += [out.shape[-3]] if func is F.conv3d else []
         elif self.seen.seen == 0 and func is F.linear and out.ndim == 3:
             tokens = linear_parts(*args, **(kwargs or {}))[0]
             self.rows.append((tokens.shape[1], tokens.shape[2]))
@@ -171,6 +179,7 @@ class Survey(ExitStack):
         self.projections = Projections(names)
         self.mixed: list[str] = []  # modules that change A between softmax and A·V
         self.entries: list[Met | None] = []  # of each attention
+        self.recent: list[list[Met]] = []  # all that each attention may read
         self.ways: list[Met | None] = []  # of each attention, and of each whose softmax is changed
 
     def __enter__(self) -> Survey:
@@ -206,7 +215,17 @@ class Surveyed(Capture):
         width = call.v.shape[-1]  # the number of tokens, where channels attend to channels
         met = self.survey.entered.before(heads, width, () if windows else (n, m, width))
         self.survey.entries.append(met)
+        self.survey.recent.append(self.survey.entered.latest)
         self.survey.ways.append(met)
+
+    def put_together(self, parts: list[Tensor], out: Tensor) -> None:
+        before = len(self.calls)
+        super().put_together(parts, out)
+        count = before - len(self.calls) + 1
+        if count > 1:
+            for listed in (self.survey.entries, self.survey.ways):
+                listed[-count:] = [next((met for met in listed[-count:] if met is not None), None)]
+            self.survey.recent[-count:] = [self.survey.recent[-count]]
 
     def mix(self, module: str, heads: int, width: int) -> None:
         self.survey.mixed.append(module)

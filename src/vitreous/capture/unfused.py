@@ -6,7 +6,8 @@
     softmax(…)[..., :-1] @ v                         a softmax with a sink, whose column is dropped
 
 `TAG` marks a tensor that is a softmax and says where its keys are. Views of it (transposed, reshaped in front, sliced)
-keep the mark; any other change makes it `mixed`: not the weights of an attention any more.
+keep the mark; any other change makes it `mixed`: no softmax any more, but still A if it is multiplied with values, as where
+heads are mixed (CaiT, DeepViT) or two softmaxes are combined (ConViT, differential attention).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Soft(NamedTuple):
 
     turned: bool = False  # its keys are on the axis before the last
     part: bool = False  # some columns were dropped, so that its rows sum to less than one
-    mixed: bool = False  # it was changed: no attention weights
+    mixed: bool = False  # it was changed: its rows need not sum to one, and may have any sign
+    sizes: tuple[int, int] = (0, 0)  # of the softmax: queries and keys
 
 
 class Product(NamedTuple):
@@ -49,6 +51,7 @@ class Product(NamedTuple):
     fold_a: Fold
     fold_v: Fold
     fold: Fold
+    mixed: bool = False  # A is no softmax
 
 
 def soft_of(value: Any) -> Soft | None:
@@ -65,10 +68,24 @@ def tag_softmax(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Tensor) -
     scores = factors is not None and all(is_activation(one) for one in factors)
     if axis != -1 and not (axis == -2 and scores):  # keys over their tokens: linear attention
         return False
-    setattr(out, TAG, Soft(turned=axis == -2))
+    rows, columns = (out.shape[-2:] if out.ndim > 1 else (1, out.shape[-1]))[:: 1 if axis == -1 else -1]
+    setattr(out, TAG, Soft(turned=axis == -2, sizes=(rows, columns)))
     if factors is not None:
         setattr(out, FACTORS, factors)
     return True
+
+
+def tag_product(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """Mark the product of two softmaxes, which may be A: of the queries of one and the keys of the other."""
+    setattr(out, TAG, Soft(mixed=True, sizes=(out.shape[-2], out.shape[-1])))
+    scores = getattr(one, FACTORS, None), getattr(other, FACTORS, None)
+    if scores[0] is not None and scores[1] is not None:
+        setattr(out, FACTORS, (scores[0][0], scores[1][1]))
+
+
+def is_learned(value: Any) -> bool:
+    """Whether a factor is a matrix of weights."""
+    return isinstance(value, nn.Parameter) or (isinstance(value, Tensor) and value.ndim < 3)
 
 
 def is_activation(value: Any) -> bool:
@@ -82,13 +99,24 @@ def follow(func: Any, args: tuple[Any, ...], out: Any) -> None:
         if not isinstance(source, Tensor):
             continue
         whole = out.numel() == source.numel()
-        if whole and hasattr(source, FACTORS):
-            setattr(out, FACTORS, getattr(source, FACTORS))
         soft = soft_of(source)
         if soft is not None:
             found = soft if func in KEEPS and whole else None if out is source else viewed(source, soft, out)
-            if found is not None or whole:
-                setattr(out, TAG, found or Soft(mixed=True))
+            if found is not None or whole or keeps_sizes(source, soft, out):
+                setattr(out, TAG, found or Soft(mixed=True, sizes=soft.sizes))
+        if hasattr(source, FACTORS) and (whole or soft_of(out) is not None):
+            setattr(out, FACTORS, getattr(source, FACTORS))
+
+
+def keeps_sizes(source: Tensor, soft: Soft, out: Tensor) -> bool:
+    """Whether a result has another number of heads, or some of them, but all queries and keys."""
+    if not out.is_floating_point() or min(soft.sizes) < 2 or out.ndim < 3:
+        return False
+    if out.ndim == source.ndim:
+        changed = [i for i in range(out.ndim) if out.shape[i] != source.shape[i]]
+        left = [size for i, size in enumerate(out.shape) if i not in changed]
+        return len(changed) == 1 and all(left.count(size) >= soft.sizes.count(size) for size in soft.sizes)
+    return out.ndim == source.ndim - 1 and out.shape[-2:] == source.shape[-2:]
 
 
 def viewed(source: Tensor, soft: Soft, out: Tensor) -> Soft | None:
@@ -106,7 +134,7 @@ def viewed(source: Tensor, soft: Soft, out: Tensor) -> Soft | None:
             if sliced and (out.ndim != source.ndim or out.shape[:-2] != source.shape[:-2]):
                 return None
             if sliced or out.numel() == source.numel():
-                return Soft(turned, soft.part or columns[0] != key[0])
+                return Soft(turned, soft.part or columns[0] != key[0], sizes=(rows[0], columns[0]))
     return None
 
 
@@ -127,17 +155,28 @@ def read_product(
     """The attention that a product with a softmax computes; None if it is another product."""
     softs = [soft_of(one) for one in factors]
     plain = func not in ADDED or (kwargs.get("beta", 1) == 0 and kwargs.get("alpha", 1) == 1)
-    if len(factors) != 2 or all(softs) or not plain or any(soft is not None and soft.mixed for soft in softs):
+    if len(factors) != 2 or all(softs) or not plain or not all(may_be_attention(one) for one in factors):
         return None
     if func is torch.einsum:
         return read_einsum(args[0] if args else kwargs.get("equation"), factors)
     (left, right), fold = factors, folding(max(one.ndim for one in factors), images)
     if softs[0] is not None:
-        return None if softs[0].turned else Product(left, right, fold, fold, fold)
-    if softs[1] is None or not softs[1].turned:
-        return None
-    turned = turning(fold)
-    return Product(right, left, turned, turned, turned)
+        fits = not softs[0].turned and fitting(softs[0], left.shape[-2], left.shape[-1])
+        return Product(left, right, fold, fold, fold, softs[0].mixed) if fits else None
+    soft, turned = softs[1], turning(fold)
+    fits = soft is not None and (soft.turned or soft.mixed) and fitting(soft, right.shape[-1], right.shape[-2])
+    return Product(right, left, turned, turned, turned, soft.mixed) if fits and soft is not None else None
+
+
+def may_be_attention(value: Tensor) -> bool:
+    """Whether a factor is no changed softmax of anything but Q·Kᵀ."""
+    soft, scores = soft_of(value), getattr(value, FACTORS, None)
+    return soft is None or not soft.mixed or (scores is not None and all(map(is_activation, scores)))
+
+
+def fitting(soft: Soft, queries: int, keys: int) -> bool:
+    """Whether a changed softmax still has a row for each query and a column for each key."""
+    return not soft.mixed or (queries, keys) == soft.sizes
 
 
 def turning(fold: Fold) -> Fold:
@@ -160,14 +199,16 @@ def read_einsum(equation: Any, factors: tuple[Any, ...]) -> Product | None:
     counts = len(terms[0]), len(terms[1]), len(result)
     if soft is None or len(shared) not in (1, 2) or not len(keys) == len(queries) == len(width) == 1:
         return None
-    if counts != (len(shared) + 2,) * 3 or terms[0][-2 if soft.turned else -1] != keys[0]:
+    if counts != (len(shared) + 2,) * 3 or not (soft.mixed or terms[0][-2 if soft.turned else -1] == keys[0]):
+        return None
+    if not fitting(soft, a.shape[terms[0].index(queries[0])], a.shape[terms[0].index(keys[0])]):
         return None
 
     def order(term: str, last: list[str]) -> Fold:
         axes = [term.index(c) for c in shared + last]
         return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
 
-    return Product(a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width))
+    return Product(a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width), soft.mixed)
 
 
 def terms_of(equation: Any, factors: tuple[Any, ...]) -> list[str] | None:

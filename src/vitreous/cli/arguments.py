@@ -13,13 +13,13 @@ import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from vitreous._support.files import FIGURES
 from vitreous.cli.values import USUAL, parse_bands, parse_formats, parse_size
-from vitreous.errors import ModelWarning, OptionError
+from vitreous.errors import ModelWarning, OptionError, Unsupported
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
@@ -31,7 +31,13 @@ Settings = dict[str, dict[str, Any]]  # options of methods and metrics by name
 
 # ------------------------------------------------------------------------------------------------------------ images
 
-Images = Annotated[list[str], typer.Argument(help="Image files, folders or patterns.", metavar="IMAGE...")]
+Images = Annotated[
+    list[str],
+    typer.Argument(
+        help="Image files, folders or patterns; of a model of videos: GIFs, films, or folders of frames.",
+        metavar="IMAGE...",
+    ),
+]
 DataSet = Annotated[
     str,
     typer.Argument(
@@ -130,7 +136,8 @@ Format = Annotated[
     typer.Option(
         "--format",
         show_default=USUAL,
-        help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers); or none.",
+        help="What to write, separated by commas: png, svg or pdf (the figure), npz (the numbers), gif (of videos: a "
+        "film); or none.",
         metavar="KINDS",
     ),
 ]
@@ -140,11 +147,25 @@ Overwrite = Annotated[
 Replace = Annotated[
     bool, typer.Option("--overwrite", help="Replace another one that the file holds; without it, that is refused.")
 ]
+Frames = Annotated[
+    int | None,
+    typer.Option(
+        "--frames", min=1, help="Of a model of videos: how many frames to sample; without it, as it was built."
+    ),
+]
 Cells = Annotated[bool, typer.Option("--cells", help="Show the true patches, not a smooth map.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 
 
 # --------------------------------------------------------------------------------------------------- groups of options
+
+
+def of_images(model: Model) -> Model:
+    """The model; raise if it takes videos, which `vitreous explain` alone reads."""
+    if model.frames is None:
+        return model
+    said = f"{model.name} takes videos, and this command reads images"
+    raise Unsupported(f"{said}; vitreous explain reads videos, and in Python vitreous.evaluate takes them too")
 
 
 @dataclass(frozen=True)
@@ -160,7 +181,7 @@ class Backbone:
 
     def load(self) -> Model:
         more: dict[str, Any] = {"bands": self.bands, "trust_pickle": self.trust_pickle}
-        return load_model(self.model, self.weights, self.device, self.img_size, **more)
+        return of_images(load_model(self.model, self.weights, self.device, self.img_size, **more))
 
 
 @dataclass(frozen=True)
@@ -173,6 +194,10 @@ class Source(Backbone):
     memory: Memory = None
 
     def load(self) -> Model:
+        return of_images(self.load_any())
+
+    def load_any(self) -> Model:
+        """Load a model of images or of videos."""
         more = self.labels, self.probe, self.bands, self.output_is, self.trust_pickle
         return load_model(self.model, self.weights, self.device, self.img_size, *more)
 
@@ -217,11 +242,13 @@ class Place:
     overwrite: Overwrite = False
     as_json: AsJson = False
 
+    films: ClassVar[bool] = False  # whether a film may be written
+
     @property
     def formats(self) -> tuple[str, ...]:
         """What is written; with --out FILE.png, unless the numbers are asked for, only the figure."""
-        one = self.out.suffix.lower() in FIGURES and not self.out.is_dir()
-        return parse_formats(self.format or ("png" if one else USUAL))
+        one = self.out.suffix.lower() in (*FIGURES, ".gif") and not self.out.is_dir()
+        return parse_formats(self.format or ("png" if one else USUAL), self.films)
 
 
 @dataclass(frozen=True)
@@ -243,6 +270,13 @@ class Limited:
 @dataclass(frozen=True)
 class PlaceOfImages(Place, Limited):
     """The same after the number of images: the fields of the last class come first."""
+
+
+@dataclass(frozen=True)
+class PlaceOfMaps(PlaceOfImages):
+    """The same for maps, of which a film may be written."""
+
+    films: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from vitreous._support.arrays import save_arrays
-from vitreous.attribution import Attribution, mark_of, told_targets
+from vitreous.attribute import told_targets
+from vitreous.attribution import Attribution, mark_of
 from vitreous.cli.arguments import Place
 from vitreous.cli.results import (
     BATCH,
@@ -30,6 +31,7 @@ from vitreous.cli.results import (
     work_through,
 )
 from vitreous.cli.values import NUMBERS
+from vitreous.images.pictures import Picture
 from vitreous.methods.attention.head_similarity import class_saliency, head_maps, similarities, weighted_heads
 from vitreous.models.model import Model
 from vitreous.plot.figure import save_figure
@@ -71,7 +73,7 @@ def run(
     summary = Summary.of(model, place.out, given)
 
     def work(batch: Batch) -> None:
-        pictures = [picture for _, picture in batch]
+        pictures = [picture for _, picture in batch if isinstance(picture, Picture)]
         trace = Trace(model, [picture.image for picture in pictures])
         found = compare(trace, target, values, Views(pictures, model.preprocess))
         for i, (file, _) in enumerate(batch):

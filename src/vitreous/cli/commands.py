@@ -18,6 +18,7 @@ from vitreous.cli.arguments import (
     Choice,
     DataSet,
     Device,
+    Frames,
     Images,
     ImageSize,
     Limit,
@@ -32,7 +33,7 @@ from vitreous.cli.arguments import (
     Overwrite,
     Place,
     PlaceIfAny,
-    PlaceOfImages,
+    PlaceOfMaps,
     Saliency,
     Seed,
     SetOption,
@@ -65,16 +66,17 @@ def explain(
     target: Targets = None,
     beside: Beside,
     cells: Cells = False,
-    place: PlaceOfImages,
+    frames: Frames = None,
+    place: PlaceOfMaps,
 ) -> None:
-    """Explain images: one figure and one .npz of raw maps for each."""
+    """Explain images, or videos if the model takes them: one figure and one .npz of raw maps for each."""
     from vitreous.cli import explain as command
     from vitreous.cli.arguments import parse_settings
 
     with source.limited():
         command.run(
             sources=images,
-            load=source.load,
+            load=source.load_any,
             methods=methods,
             target=target,
             settings=parse_settings(options or []),
@@ -85,6 +87,7 @@ def explain(
             overwrite=place.overwrite,
             cells=cells,
             as_json=place.as_json,
+            frames=frames,
         )
 
 

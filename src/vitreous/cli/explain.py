@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import typer
+from PIL import Image
 
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, attribute_all
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution
 from vitreous.cli.alike import Plan, explain_alike
 from vitreous.cli.arguments import Beside, Settings, pick_methods
+from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
 from vitreous.cli.explained import Explanation, Form, Grid, Writer
 from vitreous.cli.results import (
     BATCH,
@@ -21,7 +25,6 @@ from vitreous.cli.results import (
     Batch,
     Summary,
     check_out,
-    find_pictures,
     named_file,
     tell_notes,
     work_through,
@@ -29,15 +32,21 @@ from vitreous.cli.results import (
 from vitreous.cli.values import NUMBERS
 from vitreous.errors import EmptyMap, OptionError, TargetError, Unsupported, one_of
 from vitreous.images.beside import read_inputs
+from vitreous.images.pictures import Picture
 from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
+from vitreous.models.output import Form as Shape
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
-from vitreous.trace.apply import as_inputs, images_at_once
+from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_target
+from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
-from vitreous.trace.target import Top
+from vitreous.trace.region import predicted_shares, widest
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
+from vitreous.types import Box
+
+SEVERAL = r",\s*(?=[^,]*@|[^\W\d])"  # between targets at places: a comma inside a place is before a number
 
 
 def run(
@@ -54,20 +63,24 @@ def run(
     overwrite: bool,
     cells: bool,
     as_json: bool,
+    frames: int | None = None,
 ) -> None:
-    plan, found = make_plan(methods, settings), find_pictures(sources, limit)
-    folder, found, kinds = named_file(out, found, formats)
+    plan, given = make_plan(methods, settings), find_sources(sources, limit)
+    check_out(named_file(out, given, formats)[0] if len(given.files) == 1 else out)
+    model = with_frames(load(), frames)
+    folder, found, kinds = named_file(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_out(folder)
     if folder != out and NUMBERS in formats:
         kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
-    model = load()
+    check_film(kinds, model)
     if beside.like is not None:
         own = found.names[found.files[0]] if folder != out else None
         explain_alike(model, plan, found.files, beside, target, folder, kinds, overwrite, as_json, own)
-    given = read_beside(model, beside.inputs, len(found.files))
+    inputs = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
-    size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
+    one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
+    size = 1 if one_by_one else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
         try:
@@ -80,8 +93,10 @@ def run(
 
     def explain_pictures(batch: Batch) -> None:
         numbers = [found.files.index(file) for file, _ in batch]
-        trace = Trace(model, [picture.image for _, picture in batch], given and given.of_images(numbers))
-        grid = explain_batch(trace, plan, targets, Views([p for _, p in batch], model.preprocess), summary)
+        images = [p.image if isinstance(p, Picture) else p for _, p in batch]
+        trace = Trace(model, images, inputs and inputs.of_images(numbers))
+        views = Views([p for _, p in batch], model.preprocess, count=model.frames)
+        grid = explain_batch(trace, plan, targets, views, summary)
         for i, (file, _) in enumerate(batch):
             rows = [[cell and cell[i] for cell in row] for row in grid]
             aimed = any(cell is not None and cell.target is not None for row in rows for cell in row)
@@ -94,10 +109,18 @@ def run(
 
     with Writer(summary, Form(kinds, overwrite, cells, indexed=folder == out)) as writer:
         work_through(found.files, summary, size, work, stopped, as_json, writer.finish)
-    if target is not None and plan.methods and not any(m.targeted for m in plan.methods):
+    if target is not None and plan.methods and not any(is_aimed(model, m) for m in plan.methods):
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, writer, as_json)
     raise typer.Exit(summary.code)
+
+
+def keeps_shapes(model: Model) -> bool:
+    """Whether its preprocessing keeps the shape of images, as that of detectors does, so that they fit no batch."""
+    if model.channels != 3:
+        return False
+    wide, high = (model.preprocess(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
+    return wide != high
 
 
 def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:
@@ -129,9 +152,11 @@ def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Vi
         if instead is not None:
             summary.notes[instead] = None
         return [[one] for one in made[: None if made[0].target is not None else 1]]
-    if not any(one.targeted for one in plan.methods):
+    aimed = [is_aimed(trace.model, one) for one in plan.methods]
+    if not any(aimed):
         trace.whole()  # the figure shows the best classes, so the forward pass must reach the output
-    columns = [attempt(trace, one, targets if one.targeted else None, plan, views, summary) for one in plan.methods]
+    asked = [targets if by_target else None for by_target in aimed]
+    columns = [attempt(trace, one, some, plan, views, summary) for one, some in zip(plan.methods, asked)]
     return [list(row) for row in zip_longest(*columns)]
 
 
@@ -161,7 +186,7 @@ def split_targets(text: str, model: Model) -> list[str]:
     except TargetError:
         if "," not in text:
             raise
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [part.strip() for part in re.split(SEVERAL if "@" in text else ",", text) if part.strip()]
     for part in parts:
         parse(part, model, outputs)
     return list(dict.fromkeys(parts))
@@ -177,9 +202,8 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
     """The target of each row of the figure for one image."""
     if targets is None and not trace.classifies:
         return []
-    asked = targets or []
-    chosen = [parse(text, trace.model, trace.output.shape[1]) for text in asked] or [Top(1)]
-    return [target.title(trace.model, trace.output, index) for target in chosen]
+    asked: Sequence[str | None] = targets or [None]
+    return [read_target(trace, one).title(trace.model, trace.output, index) for one in asked]
 
 
 def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
@@ -187,9 +211,32 @@ def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:
     if not trace.classifies:
         return []
     model = trace.model
+    if model.detections is not None:
+        return [told_detection(trace, index, *one) for one in best_detections(trace.output[index], model, count)]
+    if model.form is Shape.DENSE:
+        return [told_area(trace, index, number) for number in widest(trace.output[index], model, count)]
     what = ("output", "value") if model.meaning is Meaning.VALUE else ("class", "probability")
     found = model.meaning.best(trace.output[index], count)
     return [{what[0]: number, "label": model.label(number), what[1]: share} for number, share in found]
+
+
+def told_area(trace: Trace, index: int, number: int) -> dict[str, Any]:
+    """One class with the share of the image where it is predicted; of a value, its mean."""
+    share = float(predicted_shares(trace.output[index], trace.model)[number])
+    what = ("output", "value") if trace.model.meaning is Meaning.VALUE else ("class", "area")
+    return {what[0]: number, "label": trace.model.label(number), what[1]: share}
+
+
+def told_detection(trace: Trace, index: int, cls: int, query: int, share: float, box: Box) -> dict[str, Any]:
+    """One detection; its box is left, top, right, bottom in pixels of the image, where that is known."""
+    told = {"class": cls, "label": trace.model.label(cls), "probability": share, "query": query}
+    seen = trace.frames[index].seen
+    if seen is None:
+        return told
+    (left, top, right, bottom), (y0, x0, y1, x1) = seen, box
+    wide, high = right - left, bottom - top
+    sides = (left + x0 * wide, top + y0 * high, left + x1 * wide, top + y1 * high)
+    return {**told, "box": [round(side, 1) for side in sides]}
 
 
 # ----------------------------------------------------------------------------------------------------- printing results
@@ -245,5 +292,6 @@ def short(value: Any) -> str:
 def seen(entry: dict[str, Any]) -> str:
     top = entry["top"][:3]
     return ", ".join(
-        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t['probability']:.0%}") for t in top
+        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
+        for t in top
     )

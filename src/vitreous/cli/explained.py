@@ -14,9 +14,9 @@ from typing import Any
 
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
 
 from vitreous._support.arrays import plain, save_arrays
+from vitreous._support.spread import pooled
 from vitreous.attribution import Attribution, mark_of
 from vitreous.cli.results import Summary, placed
 from vitreous.cli.values import NUMBERS
@@ -25,6 +25,7 @@ from vitreous.metrics.correlation import correlation, ranks
 from vitreous.plot.colour import is_control
 from vitreous.plot.figure import explanation_figure, save_figure
 from vitreous.plot.sheet import Picture, Sheet
+from vitreous.plot.strip import save_film
 
 Grid = list[list[Attribution | None]]  # targets × methods
 THREADS = 4  # that draw and write, or as many as there are cores
@@ -46,7 +47,7 @@ class Explanation:
 
     def sheet(self, cells: bool) -> Sheet:
         values = any("value" in entry for entry in self.top)
-        bars = [(entry["label"], entry["value" if values else "probability"]) for entry in self.top]
+        bars = [(entry["label"], share_of(entry)) for entry in self.top]
         return explanation_figure(self.rows, top=bars, rows=self.heads, cells=cells, values=values)
 
 
@@ -152,12 +153,18 @@ def write(
         for name in names:
             if is_numbers(name):
                 save_arrays(folder / name, arrays, mark)
+            elif name.endswith(".gif"):
+                save_film(list(maps.values()), folder / name, mark, cells=cells)
             elif sheet is not None:
                 save_figure(sheet, folder / name, mark)
     notes = {name: words for name, each in maps.items() if (words := told(each))}
-    files = {"maps" if is_numbers(name) else "figure": str(folder / name) for name in reversed(names)}
+    files = {kind_of(name): str(folder / name) for name in reversed(names)}
     entry = {"image": str(one.file), **files, "top": one.top, "range": span, "notes": notes}
     return Written(entry, rows_of(mark, names, None if sheet is None else small(sheet)))
+
+
+def kind_of(name: str) -> str:
+    return "maps" if is_numbers(name) else "film" if name.endswith(".gif") else "figure"
 
 
 def is_numbers(name: str) -> bool:
@@ -193,9 +200,9 @@ def agreement(maps: Mapping[str, Attribution]) -> dict[str, float | None]:
 
 
 def mean_correlation(maps: Sequence[Tensor]) -> float | None:
-    high, wide = min((map.shape[1:] for map in maps), key=math.prod)
-    fits = [map.shape[1:] == (high, wide) for map in maps]
-    ranked = [ranks(map if fit else adaptive_avg_pool2d(map.float(), (high, wide))) for map, fit in zip(maps, fits)]
+    least = tuple(min((map.shape[1:] for map in maps), key=math.prod))
+    fits = [tuple(map.shape[1:]) == least for map in maps]
+    ranked = [ranks(map if fit else pooled(map.float(), least)) for map, fit in zip(maps, fits)]
     pairs = [float(correlation(one, other)) for i, one in enumerate(ranked) for other in ranked[:i]]
     known = [pair for pair in pairs if math.isfinite(pair)]
     return sum(known) / len(known) if known else None
@@ -227,3 +234,8 @@ def finite(value: Any) -> Any:
 def number(value: Any) -> float | None:
     """None in place of NaN, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
+
+
+def share_of(entry: dict[str, Any]) -> float:
+    """The value, the probability or the share of the image of one of the best classes."""
+    return float(next(entry[key] for key in ("value", "probability", "area") if key in entry))

@@ -19,12 +19,13 @@ from vitreous._support.progress import show_progress, steps
 from vitreous.cli.places import MOVED, place, release, release_all
 from vitreous.errors import InputError
 from vitreous.images import listing, pictures
+from vitreous.images.videos import Video, open_video
 from vitreous.models.model import Model
 
 BATCH = 8
-FILES = {*FIGURES, ".npz"}  # endings of the file that --out may name
+FILES = {*FIGURES, ".npz", ".gif"}  # endings of the file that --out may name
 SHOWN = 20  # images listed in the summary
-Batch = list[tuple[Path, pictures.Picture]]
+Batch = list[tuple[Path, pictures.Picture | Video]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Summary:
     failed: list[dict[str, str]] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
     channels: int = 3  # that the model takes
+    frames: int | None = None  # that it takes, if it takes videos
     weights: tuple[Path, ...] = ()  # files that the user gave
     moved: list[tuple[Path, Path]] = field(default_factory=list)  # results whose name was taken, and their new one
     taken: set[str] = field(default_factory=set)  # names that this run has used
@@ -56,7 +58,8 @@ class Summary:
     @classmethod
     def of(cls, model: Model, out: Path, found: Found) -> Summary:
         notes, weights = dict.fromkeys(found.notes), given_files(model)
-        return cls(model.name, out, found.named, notes=notes, channels=model.channels, weights=weights)
+        made = cls(model.name, out, found.named, notes=notes, channels=model.channels, weights=weights)
+        return replace(made, frames=model.frames)
 
     @property
     def model_and_weights(self) -> str:
@@ -122,11 +125,15 @@ def read_batches(files: list[Path], summary: Summary, size: int = BATCH) -> Iter
     batch: Batch = []
     for file in files:
         try:
-            picture = pictures.open_file(file, summary.channels)
+            picture: pictures.Picture | Video
+            if summary.frames is not None:
+                picture = open_video(file, summary.frames)
+            else:
+                picture = pictures.open_file(file, summary.channels)
         except InputError as error:
             summary.failed.append({"image": str(file), "reason": str(error)})
             continue
-        if picture.note:
+        if isinstance(picture, pictures.Picture) and picture.note:
             summary.notes[picture.note] = None
         batch.append((file, picture))
         if len(batch) == size:

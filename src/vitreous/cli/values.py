@@ -6,13 +6,13 @@ import re
 
 from vitreous.errors import OptionError
 
-FIGURES, NUMBERS, NOTHING = ("png", "svg", "pdf"), "npz", "none"
+FIGURES, NUMBERS, NOTHING, FILM = ("png", "svg", "pdf"), "npz", "none", "gif"
 USUAL = "png,npz"
 
 
-def parse_formats(text: str) -> tuple[str, ...]:
-    """Parse png,npz to what is written: kinds of figures, and npz for the numbers; none: nothing."""
-    known = (*FIGURES, NUMBERS)
+def parse_formats(text: str, films: bool = False) -> tuple[str, ...]:
+    """Parse png,npz to what is written: kinds of figures, npz for the numbers, gif for a film; none: nothing."""
+    known = (*FIGURES, NUMBERS, *([FILM] if films else []))
     words = [word.strip().lower().removeprefix(".") for word in text.split(",") if word.strip()]
     if words == [NOTHING]:
         return ()

@@ -24,7 +24,7 @@ from vitreous.evaluation.stages import Searched, plan_stages, search
 from vitreous.images.dataset import Data, read_data
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, METRICS, ConfiguredMethod, Metric
-from vitreous.trace.apply import as_model
+from vitreous.trace.apply import as_model, of_images
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def advise(
     finalists. Contenders that were left out are listed with the images that they were measured on; their intervals are
     those of so few images, and say nothing of the others.
     """
-    wrapped = as_model(model)
+    wrapped = of_images(as_model(model), "advise works")
     data = images if isinstance(images, Data) else read_data(images)
     judge, own = find_judge(metric)
     entered = {one.label: one for one in line_up(wrapped, methods, thorough)}

@@ -16,7 +16,8 @@ from torch import nn
 from vitreous._support.memory import in_batches, out_of_memory
 from vitreous._support.progress import steps
 from vitreous._support.statistics import Moments
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, explained
 from vitreous.evaluation.plan import Methods, Settings, make_plan
 from vitreous.evaluation.report.files import write_all
@@ -29,7 +30,8 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Metric
-from vitreous.trace.apply import as_inputs, as_model, choose, faults, images_at_once
+from vitreous.trace.apply import as_inputs, as_model, choose, faults, images_at_once, is_aimed, of_images, read_target
+from vitreous.trace.placing import best_classes
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 
@@ -66,7 +68,7 @@ def run_leaderboard(
     whole = data if isinstance(data, Data) else read_data(data, masks)
     found = whole.with_inputs(inputs).take(limit, sample, seed)
     plan = make_plan(methods, metrics, options or {}, found, target, seed)
-    board = Leaderboard(as_model(model), found, plan)
+    board = Leaderboard(of_images(as_model(model), "a leaderboard works"), found, plan)
     board.run()
     return board
 
@@ -105,7 +107,7 @@ def measure_method(plan: Plan, scene: Scene, name: str, without: frozenset[str] 
     own = scene.trace.like(scene.trace.images) if scene.timed else scene.trace
     begun = now(own)
     try:
-        target = scene.target if asked.declared.targeted else None
+        target = scene.target if is_aimed(own.model, asked.declared) else None
         found.made = attribute(own, asked.declared, target, asked.values, strict=False)
     except Exception as error:
         failed(plan, found, error, None)
@@ -206,12 +208,13 @@ class Leaderboard(Board):
 
     def _scene(self, batch: Batch, loaded: Loaded) -> Scene:
         trace = Trace(self.model, torch.as_tensor(batch.images), self.data.beside(batch.numbers))
+        trace.frames = replace(trace.frames, prepared=True)
         trace.whole()
         target = self._target(trace, batch.numbers)
         timed = len(self.forwards) < TIMED
         if timed:
             self.forwards.append(forward_seconds(trace) / len(batch))
-        self.best.update(zip(batch.numbers, trace.output.argmax(1).tolist()))
+        self.best.update(zip(batch.numbers, best_classes(trace)))
         for i, number in enumerate(batch.numbers):
             own = target.of_image(i)
             self.targets[number] = str(own)
@@ -252,8 +255,9 @@ class Leaderboard(Board):
 
 def label_target(labels: Sequence[int | str | None], trace: Trace) -> Target:
     """Each image's label, or its best class where it has none."""
-    best = trace.output.argmax(1).tolist()
-    return Class(tuple(label if isinstance(label, int) else top for label, top in zip(labels, best)))
+    best = best_classes(trace)
+    chosen = Class(tuple(label if isinstance(label, int) else top for label, top in zip(labels, best)))
+    return read_target(trace, chosen).fix(trace.output)
 
 
 def pool_of(model: Model, data: Data, target: Any) -> Pool:
@@ -282,7 +286,12 @@ def show_inputs(model: Model, data: Data) -> None:
 def target_of_sample(data: Data, target: Any, trace: Trace, number: int) -> Target:
     """The label of an image if that is asked for and known, else what the target is on its trace."""
     label = data.samples[number].label if target in (None, "label") else None
-    return Class(label) if isinstance(label, int) else aim_at(trace, None if target == "label" else target)
+    trace.frames = replace(trace.frames, prepared=True)
+    return (
+        read_target(trace, label).fix(trace.output)
+        if isinstance(label, int)
+        else aim_at(trace, None if target == "label" else target)
+    )
 
 
 def now(trace: Trace) -> float:

@@ -38,6 +38,7 @@ class Preprocess:
     bands: tuple[int, ...] | None = None  # the channels that are shown, in grey or as red, green and blue
     known: bool = True  # mean and std undo it
     own: bool = False  # a user's, whose steps nothing else can stand in for
+    varies: bool = False  # what it makes of an image may have any size
     assumed: bool = False  # neither given nor stored with the model: what is usual
 
     def __call__(self, image: Image.Image | Bands) -> Float[Tensor, "channels Y X"]:

@@ -14,13 +14,14 @@ from PIL import Image
 from vitreous._support.files import sha256, stamp_file
 from vitreous.images.bands import Bands
 from vitreous.images.pictures import Picture, Stored, as_array
+from vitreous.images.videos import Video, frames_in
 
 CHANGED = "the file has changed since it was read"
 
 
 def stamp_of(source: Any) -> str | None:
     """Cheap to compute; changes when the file behind an image may have changed. None for an image in memory."""
-    if isinstance(source, Picture):
+    if isinstance(source, Picture | Video):
         return source.stamp
     if isinstance(source, str | Path):
         return stamp_file(Path(source))
@@ -32,9 +33,11 @@ def told_of(source: Any, stamp: str | None) -> dict[str, Any]:
 
     `stamp`: of the file when it was read. A file that has changed since has no hash.
     """
-    held = source.source if isinstance(source, Picture) and source.source is not None else source
+    held = source.source if isinstance(source, Picture | Video) and source.source is not None else source
     if isinstance(held, str | Path):
         path = os.path.abspath(held)
+        if os.path.isdir(path):
+            return {"path": path, "sha256": frames_hash(Path(path))}
         return {"path": path, **file_hash(lambda: sha256(path), stamp_file(Path(path)) == stamp)}
     if isinstance(held, Stored):
         content = held.read_bytes
@@ -51,8 +54,19 @@ def file_hash(read: Callable[[], str], same: bool) -> dict[str, Any]:
         return {"sha256": None, "note": "the file cannot be read any more"}
 
 
+def frames_hash(folder: Path) -> str | None:
+    """A hash of the frames of a video in a folder: of the hashes of its images, in their order."""
+    try:
+        return hashlib.sha256("".join(sha256(file) for file in frames_in(folder)).encode()).hexdigest()
+    except OSError:
+        return None
+
+
 def pixels_hash(source: Any) -> str | None:
-    """A hash of the pixels of an image in memory, with their type and shape."""
+    """A hash of the pixels of an image in memory, with their type and shape; of a video, of all its frames."""
+    if isinstance(source, Video | list | tuple):
+        frames = source.frames if isinstance(source, Video) else source
+        return hashlib.sha256("".join(str(pixels_hash(one)) for one in frames).encode()).hexdigest()
     image = source.image if isinstance(source, Picture) else source
     array = np.asarray(image) if isinstance(image, Image.Image) else image.array if isinstance(image, Bands) else None
     array = as_array(image) if array is None else array

@@ -22,7 +22,7 @@ from vitreous.images import pictures
 from vitreous.models.model import Model
 from vitreous.models.origin import Origin
 from vitreous.registry import METHODS
-from vitreous.trace.apply import as_images, as_model, of_model, why_not
+from vitreous.trace.apply import as_images, as_model, of_images, of_model, why_not
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.version import VERSION
@@ -134,8 +134,9 @@ def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
         trace, views = of_model(image, model), Views.of(image.images, image.model)
     else:
         wrapped = as_model(model)
-        listed = as_images(image, wrapped.channels)
+        listed = as_images(image, wrapped.channels, wrapped.frames)
         trace, views = Trace(wrapped, listed), Views.of(listed, wrapped)
+    of_images(trace.model, "inspect works")
     if len(trace) != 1:
         raise InputError(f"inspect {view} looks at one image at a time, not at {len(trace)}; call it for each")
     refuse_view(trace, view)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import Visitor
 from vitreous.errors import OptionError, Unsupported
+from vitreous.models.stages import Stage
 from vitreous.trace.ruled import Pair, follow_ruled, ruled
 from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.rules.mode import Table
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Map
+from vitreous.types import Map, Row
 
 GradientRules = Annotated[
     Literal["plain", "libra"],
@@ -71,19 +72,41 @@ def whole(layer: Attention, heads: str) -> Float[Tensor, "B N M"]:
     return torch.cat([fuse_heads(a, heads) for _, a in layer.chunks()], 1)
 
 
+def need_positive(trace: Trace, name: str, layers: Iterable[Attention]) -> None:
+    """Raise if an attention weight is negative, as it may be where heads are mixed."""
+    for layer in layers:
+        least = min(float(a.min()) for _, a in layer.chunks(layer.only)) if layer.mixed else 0.0
+        if least < 0:
+            said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name})"
+            told = f"down to {least:.2g}. Try gae, grad_rollout or attention."
+            raise Unsupported(f"{name} needs weights that are not negative; {said}, {told}")
+
+
+def need_positive_rows(trace: Trace, name: str, layers: Iterable[Attention], heads: str, residual: float) -> None:
+    """Raise if a row of r·I + (1−r)·Ā cannot be normalised: heads that are mixed may leave any sum."""
+    for layer in layers:
+        sums = whole(layer, heads).sum(-1) if layer.mixed else None
+        least = 1.0 if sums is None else float((residual + (1 - residual) * sums).min())
+        if least <= 0:
+            said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name})"
+            told = f"a row with the skip connection then sums to {least:.2g}, so that it cannot be normalised"
+            raise Unsupported(f"{name}: {said}; {told}. Try gae, grad_rollout or attention.")
+
+
 def less_baseline(trace: Trace, tokens: Tensor, baseline: Baseline) -> Tensor:
     """Tokens [B N D] or [B h w D] minus the baseline: nothing, or the mean over the patches of the same image."""
     if baseline == "zero":
         return tokens
-    mean = trace.to_patches(tokens).mean((1, 2))  # [B D]
+    placed = trace.to_patches(tokens)
+    mean = placed.mean(tuple(range(1, placed.ndim - 1)))  # [B D]
     return tokens - mean.view(len(mean), *[1] * (tokens.ndim - 2), -1)
 
 
 def sum_layers(trace: Trace, maps: list[Map]) -> Map:
     """The sum of the maps of several layers; raise unless all have the same grid."""
-    grids = sorted({(map.shape[1], map.shape[2]) for map in maps}, reverse=True)
+    grids = sorted({tuple(map.shape[1:]) for map in maps}, reverse=True)
     if len(grids) > 1:
-        told = " and ".join(f"{rows}×{columns}" for rows, columns in grids)
+        told = " and ".join("×".join(map(str, grid)) for grid in grids)
         said = f"{trace.model.name} merges its tokens on the way ({told}), so layers cannot be summed patch by patch"
         raise Unsupported(f"{said}. Try attn_lrp, cp_lrp or gradcam.")
     return torch.stack(maps).sum(0)
@@ -110,6 +133,33 @@ def trim(a: Float[Tensor, "B N M"], discard: float, keep: tuple[int, ...]) -> Fl
     own = list(keep)
     trimmed[:, own, own] = a[:, own, own]
     return trimmed
+
+
+def trim_slots(
+    a: Float[Tensor, "B N M"], discard: float, stage: Stage, keep: Bool[Tensor, "W N M"] | None = None
+) -> Float[Tensor, "B N M"]:
+    """The same within windows: the share of those of an image's entries that are not padding, except `keep`."""
+    real = stage.pairs(a.device)  # [W N M]
+    each = a.reshape(-1, *real.shape)  # [B W N M]
+    drop = int(int(real.sum()) * discard)
+    if drop == 0:
+        return a
+    limit = each.masked_fill(~real, torch.inf).flatten(1).kthvalue(drop).values
+    gone = each <= limit[:, None, None, None]
+    if keep is not None:
+        gone &= ~keep
+    return each.masked_fill(gone, 0).reshape_as(a)
+
+
+def repeated_step(carried: Row, stage: Stage, a: Float[Tensor, "W n m"], residual: float) -> Row:
+    """One factor of a rollout where a token asks in several windows: its row is the sum of those of its copies."""
+    sums = stage.scatter_queries(a.sum(-1))
+    asks = stage.queries.slots_of_place.to(carried) > 0
+    share = torch.where(
+        asks, carried / (residual + (1 - residual) * sums).clamp_min(torch.finfo(a.dtype).tiny), carried
+    )
+    moved = (1 - residual) * (stage.asked(share)[:, None] @ a)[:, 0]
+    return torch.where(asks, residual * share, carried) + stage.scatter_keys(moved)
 
 
 def path(steps: int) -> tuple[list[float], list[float]]:

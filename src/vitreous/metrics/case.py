@@ -17,10 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, attribute, spread
-from vitreous.errors import InputError, OptionError, TargetError
+from vitreous._support.spread import spread
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
+from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
+from vitreous.models.model import Model
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
 from vitreous.trace.apply import (
@@ -31,9 +34,11 @@ from vitreous.trace.apply import (
     each_of,
     find_method,
     images_at_once,
+    is_aimed,
     of_model,
     per_image,
 )
+from vitreous.trace.own_sizes import own_part
 from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -66,23 +71,23 @@ class Case:
 
     @cached_property
     def patches(self) -> Map:
-        """The map with one value per patch [B h w]: the mean over the pixels of a patch."""
+        """The map with one value per patch [B h w]: the mean over the pixels of a patch; of a video, of a tubelet."""
         values = widened(self.map)
-        layout = self.trace.layout
-        if values.shape[1:] == layout.grid:
+        layout, extent = self.trace.layout, self.trace.extent
+        if values.shape[1:] == layout.cells:
             return values
-        if (
-            layout.box(self.trace.size) is not None and values.shape[1:] == self.trace.size
-        ):  # the pixels of patches only
+        if layout.box(self.trace.size) is not None and values.shape[1:] == extent:  # the pixels of patches only
             (top, _), (left, _) = layout.rows[0], layout.columns[0]
-            values = values[:, top : layout.rows[-1][1], left : layout.columns[-1][1]]
-        return F.interpolate(values[:, None], layout.grid, mode="area")[:, 0]
+            values = values[..., top : layout.rows[-1][1], left : layout.columns[-1][1]]
+        if layout.times and values.shape[1:-2] == extent[:-2]:  # the frames of tubelets only
+            values = values[:, layout.times[0][0] : layout.times[-1][1]]
+        return F.interpolate(values[:, None], layout.cells, mode="area")[:, 0]
 
     @cached_property
     def pixels(self) -> Map:
         """The map with one value per pixel [B Y X]; equal patches give exactly equal pixels."""
         values, size = widened(self.map), self.trace.size
-        if values.shape[1:] == size:
+        if values.shape[1:] == self.trace.extent:
             return values
         return spread(values.cpu().double(), size, self.trace.layout.box(size)).to(values)
 
@@ -112,7 +117,7 @@ class Case:
     @cached_property
     def clean(self) -> Case:
         """The same with zeros in place of the maps that are not finite."""
-        return replace(self, map=self.map.masked_fill(self.broken[:, None, None], 0))
+        return replace(self, map=self.map.masked_fill(self.broken.view(-1, *[1] * (self.map.ndim - 1)), 0))
 
     def again(self, trace: Trace, target: Target | None = None) -> Map:
         """The method's maps for another trace or target."""
@@ -169,9 +174,10 @@ def evaluate(
     """Measure the quality of maps with one metric.
 
     `images`: as for `explain`, or a `Trace`. `explained`: a method's name or `vitreous.methods.NAME(…)`, an
-    `Attribution`, or maps [B h w] or [B Y X]. `metric`: see `vitreous metrics`. `target`: as for `explain`; by default
-    the target of the attribution, else the best class of each image. `masks`: where the object is, for the metrics
-    that need it: one mask per image (a file, an array [Y X] or a box; None if unknown). `inputs`: as for `explain`.
+    `Attribution`, or maps [B h w] or [B Y X] (of videos, with time behind B). `metric`: see `vitreous metrics`.
+    `target`: as for `explain`; by default the target of the attribution, else the best class of each image. `masks`:
+    where the object is, for the metrics that need it: one mask per image (a file, an array [Y X] or a box; None if
+    unknown). `inputs`: as for `explain`.
     """
     declared = METRICS[metric]
     values = declared.check(options)
@@ -179,13 +185,18 @@ def evaluate(
         raise InputError(f"{metric} needs masks; give one for each image: masks=[…]")
     given = of_model(images, model) if isinstance(images, Trace) else None
     wrapped = as_model(model) if given is None else given.model
-    listed = as_images(images, wrapped.channels) if given is None else given.images
+    refuse_videos(declared, wrapped)
+    listed = as_images(images, wrapped.channels, wrapped.frames) if given is None else given.images
     given_inputs = given.inputs if given is not None else as_inputs(wrapped, inputs, len(listed))
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
     masks = None if masks is None else check_masks(masks, listed, wrapped.channels)
-    maps = None if isinstance(explained, str | ConfiguredMethod) else maps_of(explained, len(listed))
+    maps = (
+        None
+        if isinstance(explained, str | ConfiguredMethod)
+        else maps_of(explained, len(listed), 3 if wrapped.frames is None else 4)
+    )
     method, settings = method_of(explained)
 
     def aim(trace: Trace, number: int) -> Target:
@@ -203,7 +214,7 @@ def evaluate(
         trace = Trace(wrapped, listed[part], given_inputs.part(part)) if given is None else given
         where = None if masks is None else read_masks(masks[part], listed[part], wrapped.preprocess, trace.size)
         chosen = target[part] if per_image(target) else target
-        case = make_case(trace, method, settings, chosen, None if maps is None else maps[part], where)
+        case = make_case(trace, method, settings, chosen, None if maps is None else own_part(maps[part]), where)
         return measure(declared, replace(case, pool=pool, numbers=range(len(listed))[part]), values)
 
     if given is not None:
@@ -228,7 +239,9 @@ def make_case(
 
     def again(other: Trace, wanted: Target, strict: bool = False) -> Map:
         assert method is not None
-        return attribute(other, method, wanted if method.targeted else None, dict(settings), strict=strict).map
+        return attribute(
+            other, method, wanted if is_aimed(other.model, method) else None, dict(settings), strict=strict
+        ).map
 
     if maps is None:
         assert method is not None
@@ -266,8 +279,16 @@ def no_target(trace: Trace) -> TargetError:
     )
 
 
+def refuse_videos(declared: Metric, model: Model) -> None:
+    """Raise if a metric compares maps with places in an image and the model takes videos."""
+    if model.frames is not None and (declared.masks or declared.family == "localisation"):
+        said = f"{declared.name} compares a map with places in one image, and {model.name} takes videos"
+        raise Unsupported(f"{said}; deletion, insertion and sensitivity_n hide tubelets")
+
+
 def measure(declared: Metric, case: Case, values: Mapping[str, Any]) -> Measured:
     """Run one metric on one case; the value is NaN for a map that is not finite."""
+    refuse_videos(declared, case.trace.model)
     broken = case.broken
     if broken.any():
         case = case.clean
@@ -312,16 +333,17 @@ def method_of(explained: Any) -> tuple[Method | None, Mapping[str, Any]]:
     return None, {}
 
 
-def maps_of(explained: Any, count: int) -> Map:
-    """The maps as a tensor, one per image."""
+def maps_of(explained: Any, count: int, axes: int = 3) -> Map:
+    """The maps as a tensor, one per image; `axes`: how many they have together, four for videos."""
     found = explained.map if isinstance(explained, Attribution) else explained
     if isinstance(found, np.ndarray | list | tuple):
         found = torch.as_tensor(np.asarray(found))
-    if not isinstance(found, Tensor) or found.ndim not in (2, 3):
+    if not isinstance(found, Tensor) or found.ndim not in (axes - 1, axes):
+        wanted = "[B h w]" if axes == 3 else "[B T h w]"
         raise InputError(
-            f"a {type(explained).__name__} is not a map; give a method's name, an Attribution or maps [B h w]"
+            f"a {type(explained).__name__} is not a map; give a method's name, an Attribution or maps {wanted}"
         )
-    found = found[None] if found.ndim == 2 else found
+    found = found[None] if found.ndim == axes - 1 else found
     if len(found) != count:
         raise InputError(f"{len(found)} maps for {count} images; give one for each image")
     return widened(found)

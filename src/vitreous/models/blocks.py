@@ -34,6 +34,11 @@ class BlockOutputs(ExitStack):
         """Whether each of these runs exactly once in a forward pass, as far as is known."""
         return all(len(self.ends.get(block, [None])) == 1 for block in blocks)
 
+    def flat(self, blocks: tuple[str, ...]) -> bool:
+        """Whether these return tokens [N D], without an axis of images."""
+        found = [out for block in blocks for _, out in self.ends.get(block, []) if out is not None]
+        return bool(found) and all(out.ndim == 2 for out in found)
+
     def read(self, output: Tensor, blocks: tuple[str, ...]) -> list[int]:
         """The blocks whose output is read other than by the next one; empty: unknown, as no block feeds the next."""
         ends = [self.ends.get(block, [(None, None)])[0] for block in blocks]
@@ -63,17 +68,22 @@ def node_of(given: Any) -> Node:
 def blocks_of(net: nn.Module, calls: list[Attention]) -> tuple[str, ...]:
     """The module that holds each layer, in order, once each; none where the network itself attends."""
     names = list(dict.fromkeys(call.name for call in calls))
-    blocks = [item_of(net, name) or child_of(names, name) for name in names]
+    items = [item_of(net, name) for name in names]
+    least = 1 if any(items) else 2  # beside other lists, a list of one item holds a block too
+    blocks = [item or item_of(net, name, least) or child_of(names, name) for item, name in zip(items, names)]
     runs = not any(isinstance(net.get_submodule(block), nn.ModuleList) for block in blocks)
     return tuple(dict.fromkeys(block for block in blocks if block)) if runs else ()
 
 
-def item_of(net: nn.Module, name: str) -> str:
-    """The innermost ancestor that is one of several items of a ModuleList or Sequential; of nested lists, the list."""
+def item_of(net: nn.Module, name: str, least: int = 2) -> str:
+    """The innermost ancestor that is one of several items of a ModuleList or Sequential; of nested lists, the list.
+
+    `least`: how many items there must be.
+    """
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         parent = net.get_submodule(".".join(parts[: end - 1]))
-        if isinstance(parent, nn.ModuleList | nn.Sequential) and len(parent) > 1:
+        if isinstance(parent, nn.ModuleList | nn.Sequential) and len(parent) >= least:
             above = net.get_submodule(".".join(parts[: end - 2])) if end > 1 else None
             nested = isinstance(parent, nn.ModuleList) and isinstance(above, nn.ModuleList)
             return ".".join(parts[: end - 1] if nested else parts[:end])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,27 @@ class DataFlow:
         """Whether a marked tensor depends on an earlier one."""
         return bool(self.below(self._nodes[other]) >> one & 1)
 
+    def through(self, one: int, other: int) -> bool:
+        """Whether all that the output takes from a marked tensor passes a point that a later one depends on."""
+        above = self._dominators
+        inside = reached(self._nodes[other])
+        node = above.get(self._nodes[one])
+        while node is not None and node not in inside:
+            node = above.get(node)
+        return node is not None
+
+    @cached_property
+    def _dominators(self) -> dict[Node, Node]:
+        """For every node, the last one before it that all ways from the output lead through."""
+        order = downwards(self.output)
+        place = {node: number for number, node in enumerate(order)}
+        found: dict[Node, Node] = {self.output: None}
+        for node in order:
+            for source, _ in node.next_functions:
+                if source is not None:
+                    found[source] = node if source not in found else common(found, place, found[source], node)
+        return found
+
     def below(self, start: Node) -> int:
         """The marked tensors at or below a node, as bits."""
         left = [start]
@@ -64,6 +86,44 @@ class DataFlow:
             self._below[node] = found
             left.pop()
         return self._below[start]
+
+
+def reached(start: Node) -> set[Node]:
+    """All nodes at or below one."""
+    seen: set[Node] = set()
+    left = [start]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [source for source, _ in node.next_functions]
+    return seen
+
+
+def downwards(start: Node) -> list[Node]:
+    """All nodes at or below one, each before what it depends on."""
+    done: list[Node] = []
+    seen: set[Node] = set()
+    left: list[tuple[Node, bool]] = [(start, False)]
+    while left:
+        node, finished = left.pop()
+        if finished:
+            done.append(node)
+        elif node is not None and node not in seen:
+            seen.add(node)
+            left.append((node, True))
+            left += [(source, False) for source, _ in node.next_functions]
+    return done[::-1]
+
+
+def common(above: dict[Node, Node], place: dict[Node, int], one: Node, other: Node) -> Node:
+    """The last node that the ways to both lead through."""
+    while one is not other:
+        if place[one] > place[other]:
+            one = above[one]
+        else:
+            other = above[other]
+    return one
 
 
 def leaf_node(leaf: Tensor) -> Node:

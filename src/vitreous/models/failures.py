@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vitreous.errors import one_line
+from vitreous.types import Extent
 
-Size = tuple[int, int]
 READ = {1: "net(x)[:, None]", 3: "net(x).mean(1)", 4: "net(x).mean((2, 3))", 5: "net(x).mean((2, 3, 4))"}
 
 
-def why_failed(name: str, error: Exception, size: Size, usual: Size | None, missing: Sequence[str]) -> str:
+def why_failed(name: str, error: Exception, size: Extent, usual: Extent | None, missing: Sequence[str]) -> str:
     """Why a forward pass failed. `usual`: the size of its input, if known; `missing`: arguments that it did not get."""
+    if usual is not None and len(size) == len(usual) == 3 and size[0] != usual[0]:
+        return f"{name} takes videos of {usual[0]} frames and failed on {size[0]} ({one_line(error, 120)})"
+    size, usual = size[-2:], None if usual is None else usual[-2:]
     given, said = "×".join(map(str, size)), one_line(error, 120)
     if missing and isinstance(error, TypeError):
         words = ", ".join(f"{one}=…" for one in missing)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float
@@ -12,18 +13,21 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
 from vitreous.capture.attention_backward import Entry
+from vitreous.models.decoder import Decoder
+from vitreous.models.readers import Readers
+from vitreous.models.stages import PLAIN, Stage
 from vitreous.models.token_places import Grid, Span
 from vitreous.types import Box, Map, Row
 
 Read = tuple[int, tuple[int, ...], tuple[float, ...]]  # a layer, tokens after it, and their weights
-Order = tuple[Grid, tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
+Order = tuple[tuple[int, ...], tuple[int, ...]]  # a grid, and the token of each of its cells, row by row
 
 
 @dataclass(frozen=True)
 class Layout:
     """The geometry of one model at one image size. Give one by hand where the layout run is wrong."""
 
-    grid: Grid  # h, w
+    grid: Grid  # h, w; of each frame of tubelets
     patch: tuple[int, int] | None = None  # pixels of one patch, down and across
     prefix: int = 0  # CLS, distillation and register tokens in front of the patches
     readout: tuple[int, ...] = (0,)  # the tokens that the classifier reads
@@ -37,6 +41,8 @@ class Layout:
     columns: tuple[Span, ...] = ()
     added: tuple[int, ...] = ()  # tokens that `vitreous.with_registers` added
     numbers: tuple[int, ...] | None = None  # the attention calls that are layers; None: all over as many tokens
+    readers: Readers = ()  # of a detector: the tokens that each of its queries reads
+    decoder: Decoder | None = None  # of a detector: what its queries read the tokens through
     pool: int | None = None  # the attention call that is the pool
     foreign: tuple[int, ...] = ()  # the attention calls over other inputs than the image, such as a second image
     queries: tuple[float, ...] | None = None  # the weights of the pool's queries; None: all alike
@@ -45,19 +51,69 @@ class Layout:
     entries: tuple[Entry, ...] = ()  # where the tokens that enter each layer are made
     orders: Mapping[int, Order] = field(default_factory=dict)  # of layers with other tokens, by their number of tokens
     sequence_first: bool = False  # the model's tokens are [N B D]
+    mixed: bool = False  # some layers change their attention between softmax and values
+    flat_blocks: tuple[str, ...] = ()  # in place of `blocks`, of a model whose tokens are [N D], a packed sequence
     alone: bool = False  # the model must be run one image at a time
     probed: bool = False  # found by a run, so that no gradient reaches other tokens than `readout` after the last layer
     footprint: tuple[int, int] = (0, 0)  # bytes that one image takes: without gradients, and with
     linear_output: bool = False  # a linear layer gives the output
-    obstacle: str | None = None  # why token attention cannot be followed: "attends in 7×7 windows"
+    stages: tuple[Stage, ...] = ()  # of each layer, where the layers' tokens differ; empty: a plain ViT
+    obstacle: str | None = None  # why tokens do not attend to all tokens in every layer: "attends in 7×7 windows"
+    frames: int = 1  # of a video: how many tubelets follow one another
+    times: tuple[Span, ...] = ()  # of a video: the frames of each tubelet
 
     @property
     def patches(self) -> int:
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.cells)
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """The axes of a map: (h, w); of a video (T′, h, w)."""
+        return (self.frames, *self.grid) if self.times or self.frames > 1 else self.grid
+
+    @property
+    def lattice(self) -> Grid:
+        """The patches as rows and columns, those of later tubelets below: the grid of `stages`."""
+        return self.frames * self.grid[0], self.grid[1]
+
+    @property
+    def middle(self) -> tuple[int, ...]:
+        """A patch near the middle."""
+        return tuple(count // 2 for count in self.cells)
 
     @property
     def tokens(self) -> int:
         return self.prefix + self.patches + self.suffix
+
+    def stage(self, layer: int) -> Stage:
+        """How the queries and keys of a layer lie on the grid."""
+        return self.stages[layer] if self.stages else PLAIN
+
+    @property
+    def read_places(self) -> int:
+        """How many tokens the classifier may read: those of the last layer."""
+        return self.stages[-1].places if self.stages else self.tokens
+
+    @property
+    def last_stage(self) -> int:
+        """The first layer whose tokens are those that the classifier reads."""
+        asked = [int(stage.queries.real.sum()) for stage in self.stages]
+        return max((i + 1 for i, count in enumerate(asked) if count != asked[-1]), default=0)
+
+    def in_order(self, read: Row) -> Row:
+        """What each place of the last layer has, in the order of the model's own tokens."""
+        if not self.stages:
+            return read
+        order = list(self.orders[read.shape[1]][1])
+        special = sorted(set(range(read.shape[1])) - set(order))
+        found = torch.empty_like(read)
+        found[:, special + order] = read
+        return found
+
+    @property
+    def reads_special(self) -> bool:
+        """Whether the classifier reads no patch."""
+        return max(self.readout, default=0) < self.stages[-1].special if self.stages else False
 
     @property
     def batch_axis(self) -> int:
@@ -65,9 +121,22 @@ class Layout:
         return 1 if self.sequence_first else 0
 
     @property
+    def flat(self) -> bool:
+        """Whether the model's tokens have no axis of images."""
+        return bool(self.flat_blocks)
+
+    @property
+    def no_blocks(self) -> str:
+        """Why no block can be run on other tokens, if none can: the end of a sentence on the model."""
+        if self.flat:
+            return "has no axis of images in its tokens (they are those of a packed sequence)"
+        return "does not keep each layer in a module of its own"
+
+    @property
     def read_tokens(self) -> list[int] | None:
         """The few tokens that are read; None: all, or an attention pool reads them."""
-        return None if self.pooled or len(self.readout) * 2 > self.tokens else list(self.readout)
+        few = not self.pooled and not self.stages and len(self.readout) * 2 <= self.tokens
+        return list(self.readout) if few else None
 
     @property
     def reads_one_patch(self) -> bool:
@@ -100,9 +169,29 @@ class Layout:
         """The layout of a model that is run one image at a time: its footprint makes every batch one image."""
         return replace(self, alone=True, footprint=(2**62, 2**62))
 
-    def token(self, row: int, column: int) -> int:
-        """The token of a patch."""
-        return self.patch_tokens[row * self.grid[1] + column]
+    def token(self, *cell: int) -> int:
+        """The token of a patch: of a row and a column; of a video, of a tubelet's time, row and column."""
+        number = 0
+        for place, count in zip(cell, self.cells, strict=True):
+            number = number * count + place
+        return self.patch_tokens[number]
+
+    def moments(self, frames: int) -> list[int]:
+        """The tubelet that each frame of a video belongs to; −1: none."""
+        spans = self.times or tuple(
+            (n * frames // self.frames, (n + 1) * frames // self.frames) for n in range(self.frames)
+        )
+        found = [-1] * frames
+        for number, (start, end) in enumerate(spans):
+            found[start:end] = [number] * (end - start)
+        return found
+
+    def where(self, *cell: int) -> tuple[slice, ...]:
+        """The index of a patch's pixels in images [B C Y X], or of a tubelet's in videos [B T C Y X]."""
+        every = slice(None)
+        if len(cell) == 2:
+            return every, every, *self.rectangle(*cell)
+        return every, slice(*self.times[cell[0]]), every, *self.rectangle(*cell[1:])
 
     def lines(self, axis: int, pixels: int) -> list[int]:
         """The row (or, along axis 1, the column) of patches that each pixel belongs to; −1: none."""
@@ -136,15 +225,17 @@ class Layout:
         y, x = self.patch or (1, 1)
         return slice(row * y, (row + 1) * y), slice(column * x, (column + 1) * x)
 
-    def to_map(self, values: Row) -> Map:
-        """One value per token to one per patch, in place."""
-        return values[:, run_of(self.patch_tokens)].reshape(-1, *self.grid)
+    def to_map(self, values: Row, layer: int = 0) -> Map:
+        """One value per token that enters a layer to one per patch, in place; a token of merged patches is shared."""
+        if self.stages:
+            return self.stages[layer].cells(values, self.lattice).reshape(-1, *self.cells)
+        return values[:, run_of(self.patch_tokens)].reshape(-1, *self.cells)
 
     def to_grid(self, tokens: Tensor) -> Tensor | None:
         """Tokens [B N D] placed on the grid, [B h w D], without CLS and registers; None if their order is unknown."""
-        tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        tokens = tokens.flatten(1, -2)
         count = tokens.shape[1]
-        grid, order = self.orders.get(count, (self.grid, ()))
+        grid, order = self.orders.get(count, (self.cells, ()))
         if not order and count == self.tokens and self.obstacle is None:
             order = tuple(self.patch_tokens)
         return tokens[:, run_of(list(order))].reshape(len(tokens), *grid, -1) if order else None
@@ -153,7 +244,14 @@ class Layout:
         """Does every token attend to every token here, on the way to the output?"""
         b, _, n, m = call.shape
         listed = self.numbers is None or call.number in self.numbers
-        return listed and (b, n, m) == (images, self.tokens, self.tokens)
+        return listed and (bool(self.stages) or (b, n, m) == (images, self.tokens, self.tokens))
+
+    def arranged(self, call: Attention, images: int) -> Attention:
+        """A layer with its windows in the axis of the images, [B·W H N M]."""
+        rows = self.stages[(self.numbers or ()).index(call.number)].rows if self.stages else None
+        if rows is None or (rows.heads_inside and call.shape[0] == images * rows.windows):
+            return call
+        return call.folded(partial(rows.arrange, images=images))
 
     def is_pool(self, call: Attention, images: int) -> bool:
         """Do learned queries read the tokens here?"""

@@ -20,11 +20,28 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
+from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
+from vitreous.models.decoder import entry_of, find_decoder
+from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
-from vitreous.models.obstacles import Obstacle, find_obstacle, layer_numbers, one_chain, several_reads
+from vitreous.models.obstacles import (
+    SAMPLED,
+    UNREAD,
+    Obstacle,
+    find_obstacle,
+    layer_numbers,
+    one_chain,
+    other_shapes,
+    several_reads,
+    unlike,
+)
+from vitreous.models.output import Form
+from vitreous.models.readers import Readers, find_readers
+from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
-from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places
+from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
+from vitreous.types import Extent
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +54,13 @@ class Reference:
     fold: Fold | None = None  # where the last layer's queries, keys and values seem to come from
 
 
-def find_layout(model: Network, size: tuple[int, int], given: Layout | None = None) -> tuple[Layout, Reference]:
+def find_layout(model: Network, size: Extent, given: Layout | None = None) -> tuple[Layout, Reference]:
     """Run the model once on two noise images and measure; a layout given by hand is believed."""
     with torch.inference_mode(False), torch.enable_grad():  # also where the caller works without gradients
         return measure_layout(model, size, given)
 
 
-def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) -> tuple[Layout, Reference]:
+def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[Layout, Reference]:
     seen = look(model, noise_images(model, size))
     survey, output = seen.survey, seen.output
     flow = DataFlow(output, [call.node for call in seen.calls], seen.images)
@@ -53,13 +70,18 @@ def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) 
     found = found.one_by_one() if seen.count == 1 else found
     layers = layer_numbers(seen, found)
     kept = Reference(output.detach())
-    if not layers and found.entries:
-        met = next((met for met in reversed(survey.ways) if met is not None and met.entry == found.entries[-1]), None)
-        return found, kept if met is None else replace(kept, tokens=met.tokens.detach())
+    if (not layers or found.stages) and found.entries:
+        all_met = [met for recent in survey.recent for met in recent] + [met for met in survey.ways if met is not None]
+        met = next((met for met in all_met if met.entry == found.entries[-1]), None)
+        windows = met is None or (len(size) == 3 and met.tokens.shape[0] != seen.count)  # in the batch of a video
+        return found, kept if met is None or windows else replace(kept, tokens=met.tokens.detach())
     if found.obstacle is not None or not layers or given is not None:
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
-    found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=True)
+    found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=output.ndim != 4)  # else, by place
+    if model.form in (Form.DETECTIONS, Form.WORDS) and found.decoder is None:
+        readers = find_readers(output, last.node, last.fold)
+        found = replace(found, readers=readers or (), obstacle=None if readers else UNREAD)
     if met is None:
         return found, kept
     with torch.no_grad():
@@ -72,22 +94,33 @@ def measure_layout(model: Network, size: tuple[int, int], given: Layout | None) 
 
 
 def read_geometry(
-    model: Network, seen: Seen, flow: DataFlow, ends: list[Tensor], size: tuple[int, int], given: Layout | None
+    model: Network, seen: Seen, flow: DataFlow, ends: list[Tensor], size: Extent, given: Layout | None
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    read = [i for i in flow.read() if flow.of_leaf(i)] if flow.known else list(range(len(seen.calls)))
+    every = flow.read() if flow.known else list(range(len(seen.calls)))
+    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
     chain = one_chain(read, seen, flow, ends)
+    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
+        read, decoder = find_decoder(seen, flow, every) or (read, None)
+        chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    if branches and unlike([seen.calls[i] for i in read]) is None:
+        branch = find_branches(model, seen, read, ends, candidates(survey, size, seen.images.shape[1]), size)
+        if branch is not None:
+            return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
     obstacle, numbers, pool = (
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
+    if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
+        obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
         foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
-        found = replace(found, numbers=tuple(numbers), foreign=tuple(foreign))
+        found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
     layers = read if obstacle else layer_numbers(seen, found)
     ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
     blocks = blocks_of(model.module, [seen.calls[i] for i in layers])
@@ -95,23 +128,58 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
+    staged = None
+    if obstacle is not None and not obstacle.separate:
+        staged = find_staged(model, seen, read, flow, ends, size, places)
+    if staged is not None:
+        ways = [step.met for step in staged.steps]
+        blocks = blocks_of(model.module, [step.call for step in staged.steps])
+        found = of_stages(staged, ends, seen.count)
+        if model.form is Form.WORDS:
+            found = replace(found, readers=staged_readers(staged, seen))
+        obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
+        obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
     if obstacle is not None and obstacle.separate:
         ways = []
+    once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
     found = replace(
         found,
-        blocks=blocks if seen.blocks.run_once(blocks) else (),
+        blocks=() if flat else once,
+        flat_blocks=once if flat else (),
         layers=len(ways),
-        entries=tuple(met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=any(met is not None and met.tokens.shape[0] != seen.count for met in ways),
-        footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
+        mixed=any(seen.calls[i].mixed for i in layers),
+        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
+        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
+        footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
+    if staged is not None:
+        orders = {
+            count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
+        }
+        return replace(found, orders=orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
-        return replace(found, orders=find_orders(model, found, survey, size) if found.entries else {})
+        return replace(
+            found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {}
+        )
     if not layers:
         return found
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
-    return replace(found, pooled=pooled, pool=pool, calls=None if pooled else layers[-1] + 1)
+    split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
+    early = not pooled and not split and decoder is None
+    return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
+
+
+def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) -> bool:
+    """Whether the first axis of the tokens is not that of the images; `windows`: they may share it with windows."""
+    leading = [len(met.tokens) for met in ways if met is not None and met.tokens.ndim > 2]
+    return any(size % images > 0 if windows else size != images for size in leading)
+
+
+def footprint(seen: Seen) -> tuple[int, int]:
+    """The bytes that one image takes: without gradients, and with."""
+    memory = seen.survey.memory
+    return 6 * memory.largest // seen.count, 3 * memory.made // (2 * seen.count)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
@@ -121,20 +189,22 @@ def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
 # --------------------------------------------------------------------------------------------------------- patches
 
 
-def find_places(model: Network, seen: Seen, number: int, size: tuple[int, int]) -> Places | None:
+def find_places(model: Network, seen: Seen, number: int, size: Extent) -> Places | None:
     """Where the tokens of an attention come from; by a further run to this attention where patches overlap."""
     call, met = seen.calls[number], seen.survey.entries[number]
     tokens = entering(call, met, seen.count)
+    if len(size) == 3 and call.shape[0] != seen.count and call.shape[0] % seen.count == 0:  # windows in the batch
+        tokens = call.v.transpose(1, 2).flatten(2).reshape(seen.count, -1, call.shape[1] * call.v.shape[-1])
     found = cut_places(tokens, seen.images) if seen.images.requires_grad and len(tokens) == seen.count else None
-    if found is not None or seen.count == 1:
+    if found is not None or seen.count == 1 or len(size) == 3:
         return found
     counts = tokens.shape[1]
-    grids = [grid for grid in candidates(seen.survey, size, seen.images.shape[1]) if grid[0] * grid[1] <= counts]
+    grids = [grid for grid in candidates(seen.survey, size, seen.images.shape[-3]) if grid[0] * grid[1] <= counts]
     if not grids:
         return None
     fine = max(grids, key=math.prod)
     tries = (run_coded(model, coded(seen.images, fine, centred), number) for centred in (True, False))
-    places = (coded_places(again, fine, grids, size) for again in tries if again is not None)
+    places = (coded_places(again, fine, grids, (size[-2], size[-1])) for again in tries if again is not None)
     return next((one for one in places if one is not None), None)
 
 
@@ -159,22 +229,24 @@ def entering(call: Attention, met: Met | None, count: int) -> Tensor:
     return tokens
 
 
-def candidates(survey: Survey, size: tuple[int, int], channels: int) -> list[Grid]:
+def candidates(survey: Survey, size: Extent, channels: int) -> list[Grid]:
     """Grids that the model may have cut the image into: of its convolutions, the last first, or of rows of pixels."""
     grids = survey.cut.grids[::-1]
     for count, width in survey.cut.rows:  # patches cut by reshaping, embedded by a linear layer
         side = math.isqrt(width // channels)
-        if side and width == channels * side * side and count == (size[0] // side) * (size[1] // side):
-            grids.append((size[0] // side, size[1] // side))
+        if side and width == channels * side * side and count == (size[-2] // side) * (size[-1] // side):
+            grids.append((size[-2] // side, size[-1] // side))
     return list(dict.fromkeys(grids))
 
 
-def placed(seen: Seen, first: Attention | None, places: Places | None, size: tuple[int, int]) -> Layout:
+def placed(seen: Seen, first: Attention | None, places: Places | None, size: Extent) -> Layout:
     """The patches, and how many other tokens there are."""
     if places is None:
-        grids = candidates(seen.survey, size, seen.images.shape[1])
+        grids = candidates(seen.survey, size, seen.images.shape[-3])
         grid = next((grid for grid in grids if grid[0] * grid[1] > 1), (1, 1))
-        return Layout(grid, (size[0] // grid[0], size[1] // grid[1]), readout=())
+        times = even(size[0], next(iter(seen.survey.cut.frames[::-1]), size[0])) if len(size) == 3 else ()
+        patch = (size[-2] // grid[0], size[-1] // grid[1])
+        return Layout(grid, patch, readout=(), frames=len(times) or 1, times=times)
     prefix, count = min(places.tokens), len(places.tokens)
     tokens = max(first.shape[3] if first is not None else 0, max(places.tokens) + 1)
     plain = places.tokens == tuple(range(prefix, prefix + count))
@@ -187,10 +259,12 @@ def placed(seen: Seen, first: Attention | None, places: Places | None, size: tup
         order=None if plain else places.tokens,
         rows=places.rows,
         columns=places.columns,
+        frames=len(places.times) or 1,
+        times=places.times,
     )
 
 
-def find_orders(model: Network, layout: Layout, survey: Survey, size: tuple[int, int]) -> dict[int, Order]:
+def find_orders(model: Network, layout: Layout, survey: Survey, size: Extent) -> dict[int, Order]:
     """How the tokens of each stage lie in the image, by their number, in a model whose layers differ."""
     grids = stages(layout.grid, candidates(survey, size, model.channels))
     orders: dict[int, Order] = {}
@@ -200,7 +274,7 @@ def find_orders(model: Network, layout: Layout, survey: Survey, size: tuple[int,
         for tokens in tokens_of(surveyed(model, images, grad=False).survey, len(images)):
             if tokens.shape[1] not in tried and tokens.shape[1] not in orders:
                 tried.add(tokens.shape[1])
-                found = coded_places(tokens, layout.grid, grids, size)
+                found = coded_places(tokens, layout.grid, grids, (size[0], size[1]))
                 orders |= {} if found is None else {tokens.shape[1]: (found.grid, found.tokens)}
         if tried <= set(orders):
             break
@@ -221,7 +295,68 @@ def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
     return [found for found in dict.fromkeys(halved) if found[0] * found[1] > 1]
 
 
+# -------------------------------------------------------------------------------------- windows and merged patches
+
+
+def find_staged(
+    model: Network,
+    seen: Seen,
+    read: list[int],
+    flow: DataFlow,
+    ends: list[Tensor],
+    size: Extent,
+    places: Places | None,
+) -> Found | None:
+    """The stages of a model whose layers differ in their tokens, if they can be measured."""
+    if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
+        return None
+    if unlike([seen.calls[number] for number in read]) is not None:
+        return None
+    found: Found | str
+    if len(size) == 3:
+        found = find_divided(model, seen, read, ends, places, size)
+    else:
+        grids = candidates(seen.survey, size, seen.images.shape[1])
+        found = find_stages(model, seen, read, flow, grids, (size[0], size[1]))
+    return None if isinstance(found, str) else found
+
+
+def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
+    """The patches of the first layer, and the tokens of the last that the classifier reads."""
+    patches, last, call = staged.patches, staged.stages[-1], staged.steps[-1].call
+    behind = Layout(last.grid, prefix=last.special)
+    grad = gradient(ends, call.node)
+    size = None
+    if grad is not None:
+        rows = staged.steps[-1].rows.arrange(call.fold(grad), images).float().norm(dim=-1).mean(1)  # [B·W n]
+        size = last.scatter_queries(rows).mean(0).cpu()
+    readout, share = find_readout(size, behind)
+    return Layout(
+        patches.grid,
+        patches.patch,
+        staged.stages[0].special,
+        readout,
+        share,
+        rows=patches.rows,
+        columns=patches.columns,
+        frames=len(patches.times) or 1,
+        times=patches.times,
+        numbers=staged.numbers,
+        stages=staged.stages,
+    )
+
+
 # -------------------------------------------------------------------------------------------------------- read-out
+
+
+def staged_readers(staged: Found, seen: Seen) -> Readers:
+    """The places behind the last layer that each word of an output [B P C] is read from."""
+    step, slots = staged.steps[-1], staged.stages[-1].queries
+    found = find_readers(seen.output, step.call.node, lambda t: step.rows.arrange(step.call.fold(t), seen.count))
+    if found is None or slots.windows > 1:
+        return ()
+    place = dict(zip(slots.slot.tolist(), slots.place.tolist()))
+    return tuple(tuple(place[slot] for slot in some) for some in found)
 
 
 def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) -> Layout:
@@ -229,7 +364,7 @@ def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) 
     if layout.reads:
         *earlier, (_, tokens, shares) = layout.reads
         return replace(layout, readout=tokens, share=shares, reads=tuple(earlier))
-    readout, share = find_readout(last, grad, layout)
+    readout, share = find_readout(None if grad is None else last.fold(grad).float().norm(dim=-1).mean((0, 1)), layout)
     if not layout.pooled or layout.pool is None:
         return replace(layout, readout=readout, share=None if layout.pooled else share)
     pool = seen.calls[layout.pool]
@@ -244,14 +379,14 @@ def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) 
     return replace(layout, readout=readout, queries=queries)
 
 
-def find_readout(
-    last: Attention, grad: Tensor | None, layout: Layout
-) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
-    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ."""
+def find_readout(size: Tensor | None, layout: Layout) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
+    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ.
+
+    `size`: of the gradient for each token behind the last attention; None: unknown.
+    """
     everything = tuple(range(layout.tokens))
-    if grad is None:
+    if size is None:
         return ((0,) if layout.prefix else everything), None
-    size = last.fold(grad).float().norm(dim=-1).mean((0, 1))  # [N]
     read = tuple(size.nonzero().flatten().tolist())
     patches = layout.patch_tokens
     apart = [i for i in read if i not in patches]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,18 +19,20 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
 from vitreous.images.preprocess import Preprocess
-from vitreous.models.facts import Facts, facts_of, is_int8
+from vitreous.models.detected import Detections, describe
+from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
 from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
+from vitreous.models.kinds_of_module import is_int8
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
-from vitreous.models.libraries import CHECKPOINTING, HOOKS, Library, adapt, library_of
-from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, read_output, see
+from vitreous.models.libraries import Library, adapt, library_of
+from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
+from vitreous.models.still import Still, hold_still
 from vitreous.models.survey_run import Network, noise_images
-from vitreous.types import Images
-
-FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
+from vitreous.models.video import Axes, checked_axes, not_images, prepared
+from vitreous.types import Extent, Images
 
 
 class Model:
@@ -41,7 +43,9 @@ class Model:
     (it returns probabilities), "value" (a regression) or "auto"; `layout` replaces what the layout run finds.
     `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
     figures show. `inputs`: what the network gets beside its images, the same for all; `image`: the argument of its
-    forward that takes the images, where that cannot be found out.
+    forward that takes the images, where that cannot be found out. `frames`: of a network of videos, how many it takes;
+    `axes`: "BCTHW" where they are not [B,T,C,H,W]. `branch`: of a network that sees patches of several sizes
+    (CrossViT), the one that maps show.
     """
 
     def __init__(
@@ -59,13 +63,15 @@ class Model:
         bands: Sequence[int] | int | None = None,
         inputs: Mapping[str, Any] | None = None,
         image: str | None = None,
+        frames: int | None = None,
+        axes: Axes = "BTCHW",
+        branch: int | None = None,
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
-        self.net = net
-        self.module = unwrap(net)
+        self.net, self.module = net, unwrap(net)
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -80,11 +86,14 @@ class Model:
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
         self.arguments = Arguments(forward or self.module.forward, self.name, inputs, image)
-        self._layouts: dict[tuple[tuple[int, int], Hashable], Layout] = {}
-        self._given_layout = layout
+        self.frames = self.library.frames(self.module) if frames is None else frames  # None: it takes images
+        self.axes = checked_axes(axes, self.frames)
+        self._layouts: dict[tuple[Extent, Hashable], Layout] = {}
+        self._given_layout, self.branch = layout, branch
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
         self.form = Form.VECTOR  # how its output is laid out; known after the first run
+        self.detections: Detections | None = None  # of a detector: how its scores are read; known after the first run
         self.spec: str | None = None  # its source and name; set by `load`, as are the next two
         self.weights: tuple[Path, ...] = ()  # the files that its weights came from
         self.notes: tuple[str, ...] = ()  # what was assumed or left out to load it
@@ -129,6 +138,11 @@ class Model:
         return self.preprocess.size
 
     @property
+    def extent(self) -> Extent:
+        """The same, behind the number of frames if it takes videos."""
+        return self.size if self.frames is None else (self.frames, *self.size)
+
+    @property
     def device(self) -> torch.device:
         return self._like().device
 
@@ -143,10 +157,10 @@ class Model:
     @property
     def layout(self) -> Layout:
         """The geometry at the usual input size."""
-        return self.layout_at(self.size)
+        return self.layout_at(self.extent)
 
-    def layout_at(self, size: tuple[int, int], inputs: Inputs | None = None) -> Layout:
-        """The geometry at this (height, width), measured once; a layout given by hand is believed."""
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
+        """The geometry at this ((frames,) height, width), measured once; a layout given by hand is believed."""
         key = size, self.arguments.sample(inputs).kind
         if key not in self._layouts:
             self._ending = self._ending if self._layouts else None  # of a run with gradients
@@ -162,7 +176,7 @@ class Model:
                 self._ending.check(self.output, self.name)
         return self._layouts[key]
 
-    def alone_at(self, size: tuple[int, int], inputs: Inputs | None = None) -> Layout:
+    def alone_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this size, of a model that must be run one image at a time."""
         key = size, self.arguments.sample(inputs).kind
         self._layouts[key] = self.layout_at(size, inputs).one_by_one()
@@ -176,7 +190,8 @@ class Model:
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""
         if self.classifier is None:
-            self.classifier = layout.linear_output or (self._ending is not None and self._ending.classifies)
+            shows = self.form is not Form.VECTOR or (self._ending is not None and self._ending.classifies)
+            self.classifier = layout.linear_output or shows
         return self.classifier
 
     @property
@@ -185,9 +200,11 @@ class Model:
         if self._meaning is None and self.output != AUTO:
             self._meaning = Meaning(self.output)
         if self._meaning is None:
-            (size, _), layout = next(iter(self._layouts.items()), None) or ((self.size, ()), self.layout)
+            (size, _), layout = next(iter(self._layouts.items()), None) or ((self.extent, ()), self.layout)
             if self._ending is None:
                 self.sampled().run(noise_images(self, size))
+            if self.detections is not None:
+                return self.detections.meaning
             assert self._ending is not None
             told = self.library.meaning(self.module)
             self._meaning = decide(self._ending, self.classifies(layout), told, self._named)
@@ -226,23 +243,24 @@ class Model:
         """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
             return self._checked(images).detach().to(self.device, self.dtype)
-        if isinstance(images, Tensor):
-            images = images.cpu().numpy()
-        count = self.channels
-        listed = [pictures.read(image, i, count) for i, image in enumerate(pictures.as_list(images, count))]
+        images = images.cpu().numpy() if isinstance(images, Tensor) else images
+        if self.frames is not None:
+            return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
+        given = pictures.as_list(images, self.channels)
+        listed = [pictures.read(image, i, self.channels) for i, image in enumerate(given)]
         if not listed:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
+            sizes = [tuple(x.shape[1:]) for x in ready]
+            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:
-        images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4 or 0 in images.shape or not self.takes(images):
-            said = f"a tensor of shape {tuple(images.shape)} is not a batch of images"
-            count = f" of {self.channels} channels" if images.ndim == 4 else ""
-            raise InputError(f"{said}{count}; give [B, {self.channels}, H, W]")
+        axes = 4 if self.frames is None else 5
+        images = images[None] if images.ndim == axes - 1 else images
+        if images.ndim != axes or 0 in images.shape or not self.takes(images):
+            raise InputError(not_images(images, axes, self.channels, self.name))
         look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
             preprocess.refuse_infinite(images.sum(dtype=torch.float64))
@@ -252,8 +270,8 @@ class Model:
         return images
 
     def takes(self, images: Tensor) -> bool:
-        """Whether a tensor [B C H W] has as many channels as the network takes; if it runs on them, it does."""
-        return images.shape[1] == self.channels or self._runs(images[:1])
+        """Whether a tensor [B (T) C H W] has as many channels as the network takes; if it runs on them, it does."""
+        return images.shape[-3] == self.channels or self._runs(images[:1])
 
     def _runs(self, sample: Tensor) -> bool:
         """Whether the network takes a sample of other channels than was found; then these are believed."""
@@ -262,32 +280,48 @@ class Model:
                 self.sampled().run(sample.detach().to(self.device, self.dtype))
         except (ModelError, RuntimeError):
             return False
-        self._channels = int(sample.shape[1])
+        self._channels = int(sample.shape[-3])
         self._layouts.clear()
         return True
 
     def run(self, images: Images, given: Given | None = None) -> Float[Tensor, "rows *outputs"]:
-        """One forward pass; the scores or the embedding of each image. `given`: what else each row gets, by name."""
+        """One forward pass; the scores or the embedding of each image, laid out in the `form` of the model.
+
+        `given`: what else each row gets, by name.
+        """
         try:
-            output = read_output(self._call(images, given or {}), self.name, self._mean)
-            self.outputs = output.shape[1]
+            raw = self._call(images, given or {})
+            laid = lay_out(raw, self.name, self._mean, (images.shape[-2], images.shape[-1]))
+            output, self.outputs, self.form = laid.values, laid.classes, laid.form
+            if self.form is Form.DETECTIONS:
+                return self._detected(output)
             if self._ending is None and not capturing(images):
                 self._ending = see(output)
             return output
         except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, VitreousError) or out_of_memory(error):
                 raise
-            raise ModelError(self._why(error, (images.shape[-2], images.shape[-1]), given or {})) from error
+            extent = (*images.shape[1:-3], *images.shape[-2:])
+            raise ModelError(self._why(error, extent, given or {})) from error
+
+    def _detected(self, output: Tensor) -> Tensor:
+        if self.detections is None:
+            told = self.library.meaning(self.module)
+            self.detections = describe(output.shape[-1] - 4, self.output, self.labels, told, self.name)
+        self.outputs, self._meaning = self.detections.classes, self.detections.meaning
+        return output
 
     def _call(self, images: Images, given: Given) -> Any:
+        images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
         if given or self.arguments.kind:
             return self.arguments.call(self._forward or self.module, images, given)
         return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
 
-    def _why(self, error: Exception, size: tuple[int, int], given: Given) -> str:
+    def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
         try:
-            usual = self.size
+            built = self.library.frames(self.module)
+            usual: Extent | None = self.size if built is None else (built, *self.size)
         except VitreousError:  # its preprocessing cannot be made, which is another matter
             usual = None
         missing = self.arguments.missing(given) if self._forward is None else []
@@ -298,37 +332,9 @@ class Model:
         """Whether its weights are of a kind that gradients pass through: not int8."""
         return not self.facts.find("int8", lambda: is_int8(self.module))
 
-    @contextmanager
-    def still(self) -> Iterator[Still]:
+    def still(self) -> AbstractContextManager[Still]:
         """Hold the network in eval mode, uncompiled, for one thread; restore everything on exit."""
-        with self.facts.lock, ExitStack() as stack:
-            names, compiled, hooked = {}, self.net is not self.module, False
-            left = [("", self.module)]
-            while left:
-                name, module = left.pop()
-                own = module.__dict__  # asked directly: this walk is part of every run
-                if id(module) in names:
-                    continue
-                names[id(module)] = name
-                inner = own["_modules"].items()
-                left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
-                compiled = compiled or is_compiled(module)
-                hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
-                for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
-                    if own.get(flag) is True:
-                        stack.callback(setattr, module, flag, True)
-                        setattr(module, flag, False)
-            if compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield Still(names, hooked)
-
-
-@dataclass(frozen=True)
-class Still:
-    """What is known of a network that holds still."""
-
-    names: dict[int, str]  # of its modules, by identity
-    hooked: bool  # someone has hooked into it, so that every run must go to its end
+        return hold_still(self.module, self.facts.lock, wrapped=self.net is not self.module)
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -337,8 +343,3 @@ def unwrap(net: nn.Module) -> nn.Module:
     if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = net.module
     return net if inner is None else unwrap(inner)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    own = module.__dict__
-    return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None

@@ -18,6 +18,9 @@ from vitreous.models.layout import Layout, Read
 from vitreous.models.survey_run import Seen, gradient
 from vitreous.models.token_places import Places
 
+SAMPLED = "reads its tokens at points between them (deformable attention), so that there is no attention between tokens"
+UNREAD = "has queries that read no tokens of their own"
+
 
 @dataclass(frozen=True)
 class Obstacle:
@@ -94,6 +97,7 @@ def told_apart(seen: Seen, read: list[int]) -> bool | None:
 
 
 def other_shapes(others: list[Attention], tokens: int, images: int) -> Obstacle:
+    others = [call for call in others if call.shape[2:] != (tokens, tokens)] or others
     b, _, n, m = Counter(call.shape for call in others).most_common(1)[0][0]
     if b <= images:
         return Obstacle(f"changes its tokens on the way (layers of {n} queries and {m} keys for {tokens} tokens)")

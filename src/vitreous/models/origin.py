@@ -19,6 +19,7 @@ from vitreous._support.files import sha256, stamp_file
 from vitreous.errors import ModelError
 from vitreous.models.fingerprint import weights_digest
 from vitreous.models.model import Model
+from vitreous.types import Extent
 from vitreous.version import VERSION
 
 CHANGED = "the weights have changed since the maps were made"
@@ -29,23 +30,29 @@ class Origin:
     """A model as it was when it made a result. What it tells is found out when it is first asked."""
 
     model: Model
-    size: tuple[int, int]  # height and width of the input
+    size: Extent  # (frames,) height and width of the input
     state: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: Model, size: tuple[int, int]) -> Origin:
+    def of(cls, model: Model, size: Extent) -> Origin:
         return cls(model, size, state_of(model))
 
     @cached_property
     def told(self) -> dict[str, Any]:
         """Everything about the model that is needed to make the same result again, as JSON."""
         model, source = self.model, self.model.library.PREFIX
+        frames = {"frames": self.size[0]} if len(self.size) == 3 else {}
         return {
             "library": source or "any",
             "spec": model.spec,
             "architecture": type(model.module).__name__,
             "weights": self.weights,
-            "input": {"size": list(self.size), "channels": model.channels, "dtype": str(model.dtype)[6:]},
+            "input": {
+                **frames,
+                "size": list(self.size[-2:]),
+                "channels": model.channels,
+                "dtype": str(model.dtype)[6:],
+            },
             "preprocess": preprocess_of(model),
             "output": model.output,
             **model.arguments.told,

@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError, one_of
+from vitreous.models.dense import as_places, find_places, is_plane
+from vitreous.models.detections import read_detections
 from vitreous.models.failures import how_to_read
 from vitreous.models.libraries import find_output
 from vitreous.types import Output
@@ -95,6 +97,24 @@ class Form(Enum):
     WORDS = "one vector per word"  # [B P C]: logits over the vocabulary, for each position of an answer
 
 
+class Laid(NamedTuple):
+    """An output with its form; a `forward` of one's own may return one."""
+
+    values: Tensor
+    form: Form
+
+    @property
+    def classes(self) -> int:
+        """How many classes, or numbers, it has for each image, place, query or word."""
+        axis, others = {Form.VECTOR: (1, 0), Form.DENSE: (1, 0), Form.DETECTIONS: (2, 4), Form.WORDS: (2, 0)}[self.form]
+        return self.values.shape[axis] - others
+
+
+def along_classes(scale: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+    """Apply a function of the last axis to the classes, which come first at places: [B C Y X]."""
+    return scale(output.movedim(1, -1)).movedim(-1, 1) if output.ndim == 4 else scale(output)
+
+
 def log_probabilities(output: Tensor) -> Tensor:
     """ln p; of a probability that rounds to zero, that of the smallest number."""
     return output.clamp_min(torch.finfo(output.dtype).tiny).log()
@@ -134,8 +154,8 @@ class Ending:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether the outputs are probabilities of classes that exclude each other."""
-        return self.is_softmax and self.last != "sigmoid"
+        """Whether the outputs, if they are probabilities, are those of classes that exclude each other."""
+        return self.last != "sigmoid"
 
     @property
     def is_probability(self) -> bool:
@@ -228,19 +248,32 @@ def is_cosine(product: Any) -> bool:
 
 
 def read_output(raw: Any, name: str, mean: bool = False) -> Output:
-    """Find the one vector per image in whatever a network returns; of tokens, the first or their mean."""
+    """Find the scores in whatever a network returns; of tokens, the first or their mean."""
+    return lay_out(raw, name, mean).values
+
+
+def lay_out(raw: Any, name: str, mean: bool = False, size: tuple[int, int] | None = None) -> Laid:
+    """The same with its form: one vector per image, or per place of the image, whose (height, width) is `size`."""
     hint = "say how to read it, e.g. Model(net, forward=lambda x: "
+    if isinstance(raw, Laid):
+        return raw
     if isinstance(raw, Mapping):
-        found = find_output(raw, mean)
+        detections = read_detections(raw)
+        if detections is not None:
+            return Laid(detections, Form.DETECTIONS)
+        places = find_places(raw)
+        found = places if places is not None else find_output(raw, mean)
         if found is None:
             keys = list(raw)[:5]
             raise ModelError(f"{name} returns a dictionary of {keys}; {hint}net(x)[{keys[0] if keys else 'key'!r}])")
         raw = found
     elif isinstance(raw, tuple | list) and raw:
-        return read_output(raw[0], name, mean)
+        return lay_out(raw[0], name, mean, size)
     if not isinstance(raw, Tensor):
         raise ModelError(f"{name} returns a {type(raw).__name__}, not scores; {hint}…)")
+    if raw.ndim == 4 or (raw.ndim == 3 and is_plane(raw, size)):
+        return Laid(as_places(raw, name, size), Form.DENSE)
     if raw.ndim != 2:
         said = f"{name} returns {list(raw.shape)}, not one vector per image"
         raise ModelError(f"{said}; say how to read it, e.g. {how_to_read(raw)}")
-    return raw
+    return Laid(raw, Form.VECTOR)

@@ -14,6 +14,8 @@ from vitreous.capture.attention_backward import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs
+from vitreous.models.output import Form
+from vitreous.types import Extent
 
 
 @runtime_checkable
@@ -22,6 +24,7 @@ class Network(Protocol):
 
     name: str
     module: nn.Module
+    form: Form
 
     @property
     def device(self) -> torch.device: ...
@@ -54,16 +57,20 @@ class Seen:
         return len(self.images)
 
 
-def noise_images(model: Network, size: tuple[int, int]) -> Tensor:
-    """The two images of the layout run."""
-    noise = torch.randn(2, model.channels, *size, generator=torch.Generator().manual_seed(0))
+def noise_images(model: Network, extent: Extent) -> Tensor:
+    """The two images of the layout run; videos, if there are frames."""
+    shape = (*extent[:-2], model.channels, *extent[-2:])
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device, model.dtype)
 
 
 def look(model: Network, images: Tensor) -> Seen:
-    """One run, measured: of both images, or of one alone where the model returns something else for two."""
+    """One run, measured: of both images, or of one alone where the model returns something else for two.
+
+    So is one that attends to its images one by one, or to all of them in one sequence.
+    """
     seen = watch(model, images)
-    if len(seen.output) == 2:
+    if len(seen.output) == 2 and not (seen.calls and all(call.shape[0] == 1 for call in seen.calls)):
         return seen
     seen = watch(model, images[:1])
     if len(seen.output) != 1:

@@ -11,8 +11,9 @@ digit. The digits are those of a Gray code: two neighbours, which a token may bo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Places:
     tokens: tuple[int, ...]
     rows: tuple[Span, ...] = ()
     columns: tuple[Span, ...] = ()
+    times: tuple[Span, ...] = ()  # of a video: the frames of each tubelet
 
     @property
     def patch(self) -> tuple[int, int] | None:
@@ -51,7 +53,10 @@ def cut_places(tokens: Tensor, images: Tensor) -> Places | None:
 
 
 def owners(tokens: Tensor, images: Tensor) -> Tensor | None:
-    """The token that each pixel goes to, [Y X] (−1: none); None if many pixels go to several tokens or to none."""
+    """The token that each pixel goes to, [Y X] (−1: none); None if many pixels go to several tokens or to none.
+
+    Of videos, [T Y X].
+    """
     count = tokens.shape[1]
     random = torch.Generator().manual_seed(2)
     each = (tokens * torch.randn(tokens.shape[1:], generator=random).to(tokens)).sum((0, 2))  # [N]
@@ -64,8 +69,8 @@ def owners(tokens: Tensor, images: Tensor) -> Tensor | None:
         return None
     if plain is None or any(code is None for code in coded):
         return None
-    energy = plain.square().sum((0, 1))  # [Y X]
-    signs = torch.stack([(code * plain).sum((0, 1)) for code in coded if code is not None]) / energy.clamp_min(1e-38)
+    energy = plain.square().sum((0, -3))  # [Y X]
+    signs = torch.stack([(code * plain).sum((0, -3)) for code in coded if code is not None]) / energy.clamp_min(1e-38)
     read = energy > 1e-8 * energy.max()
     pure = (signs.abs() > PURE).all(0)
     if not read.any() or (read & ~pure).any():
@@ -80,25 +85,27 @@ def pixel_gradient(end: Tensor, images: Tensor) -> Tensor | None:
 
 
 def rectangles(owner: Tensor, count: int) -> Places | None:
-    """Places whose patches are rectangles on a regular grid; None if they are not."""
+    """Places whose patches are rectangles (of a video, boxes) on a regular grid; None if they are not."""
     flat = owner.flatten()
     here = flat >= 0
     spans = []
-    for axis in (0, 1):
-        shape = (-1, 1) if axis == 0 else (1, -1)
+    for axis in range(owner.ndim):
+        shape = [-1 if axis == other else 1 for other in range(owner.ndim)]
         pixel = torch.arange(owner.shape[axis], device=owner.device).view(shape).expand(owner.shape).flatten()[here]
         first = torch.full((count,), owner.numel(), device=owner.device).scatter_reduce(0, flat[here], pixel, "amin")
         last = torch.full((count,), -1, device=owner.device).scatter_reduce(0, flat[here], pixel, "amax")
         spans.append([(a, b + 1) for a, b in zip(first.tolist(), last.tolist())])
     sizes = torch.bincount(flat[here], minlength=count).tolist()
-    found = {(*spans[0][token], *spans[1][token]): token for token, size in enumerate(sizes) if size}
-    rows, columns = sorted({box[:2] for box in found}), sorted({box[2:] for box in found})
-    cells = [(*row, *column) for row in rows for column in columns]
+    found = {tuple(span[token] for span in spans): token for token, size in enumerate(sizes) if size}
+    lines = [sorted({box[axis] for box in found}) for axis in range(owner.ndim)]
+    cells = list(product(*lines))
     regular = len(found) == sum(size > 0 for size in sizes) == len(cells) and all(cell in found for cell in cells)
-    whole = all(sizes[token] == (box[1] - box[0]) * (box[3] - box[2]) for box, token in found.items())
-    if not (regular and whole and ordered(rows) and ordered(columns)):
+    whole = all(sizes[token] == math.prod(end - start for start, end in box) for box, token in found.items())
+    if not (regular and whole and all(map(ordered, lines))):
         return None
-    return Places((len(rows), len(columns)), tuple(found[cell] for cell in cells), tuple(rows), tuple(columns))
+    *times, rows, columns = map(tuple, lines)
+    tokens = tuple(found[cell] for cell in cells)
+    return Places((len(rows), len(columns)), tokens, rows, columns, times[0] if times else ())
 
 
 def ordered(spans: list[Span]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from PIL import Image
 from torch import Tensor
 
+from vitreous.plot.region import Covering
 from vitreous.types import Box
 
 
@@ -37,6 +38,10 @@ class Explained(Protocol):
     def version(self) -> str: ...
     @property
     def box(self) -> Box | None: ...
+    @property
+    def boxes(self) -> Sequence[Box | None]: ...
+    @property
+    def regions(self) -> Sequence[Covering | None]: ...
     def __len__(self) -> int: ...
 
 

@@ -30,6 +30,7 @@ from vitreous.plot.panel import (
 )
 from vitreous.plot.raster import drawn
 from vitreous.plot.sheet import BAR, DPI, LABEL, QUIET, SMALL, Sheet, compact, printable
+from vitreous.plot.strip import attribution_strips, is_video, strip_figure
 
 __all__ = [
     "attribution_figure",
@@ -65,6 +66,8 @@ def attribution_figure(attribution: Explained, *, cells: bool = False) -> Sheet:
     count = len(attribution)
     if count == 0:
         raise InputError("this attribution holds no map, so there is nothing to draw")
+    if is_video(attribution):
+        return attribution_strips(attribution, cells=cells)
     shown = min(count, MOST)
     across = 1 if shown == 1 else 2 if shown <= 4 else 3 if shown <= 9 else 4
     views = attribution.views
@@ -213,6 +216,8 @@ def explanation_figure(
     heads = [next(a for a in c if a is not None) for c in columns]
     if not heads:
         raise InputError("there is no attribution to draw")
+    if is_video(heads[0]):
+        return explained_strips(columns, top, rows, cells, values)
     seen: dict[Any, Image.Image] = {}
     panels = [[None if a is None else Panel.of(a, 0, view(a, photo, seen), cells) for a in c] for c in columns]
     first = next(p for p in panels[0] if p is not None)
@@ -237,6 +242,20 @@ def explanation_figure(
         draw_column(sheet, matrix, c, column)
     footer(sheet, heads[0], heads[0].names[0])
     return sheet
+
+
+def explained_strips(
+    columns: Sequence[Sequence[Explained | None]],
+    top: Sequence[tuple[str, float]],
+    heads: Sequence[str],
+    cells: bool,
+    values: bool,
+) -> Sheet:
+    """One video: a strip for each method and target, one under the other."""
+    told = " · ".join(f"{label} {number:.4g}" if values else f"{label} {number:.2f}" for label, number in top[:BEST])
+    named = [*heads, *[""] * max(map(len, columns))]
+    rows = [(one, 0, head) for column in columns for one, head in zip(column, named) if one is not None]
+    return strip_figure(rows, cells=cells, told=told)
 
 
 def draw_column(sheet: Sheet, matrix: Matrix, c: int, panels: Sequence[Panel | None]) -> None:

@@ -11,7 +11,9 @@ from PIL import Image
 
 from vitreous.plot import colour
 from vitreous.plot.explained import Explained
+from vitreous.plot.outline import outlined
 from vitreous.plot.overlay import bare, overlay, paint
+from vitreous.plot.region import surrounded
 from vitreous.plot.sheet import HEAD, PALE, QUIET, SMALL, Sheet, compact, printable
 from vitreous.registry import METHODS
 
@@ -37,6 +39,8 @@ class Panel:
     def of(cls, attribution: Explained, index: int, photo: Image.Image | None, cells: bool) -> Panel:
         """The map over its image, or alone where there is none."""
         map = attribution.map[index].detach().float().cpu().numpy()
+        inside = ~np.isnan(map)
+        map = map[inside.any(-1)][:, inside.any(-2)] if inside[0, 0] else map  # beyond a smaller map than another's
         signed, control = attribution.signed, colour.is_control(attribution.method)
         ends = colour.limits(map, signed, colour.is_level(attribution.method))
         if photo is None:
@@ -45,7 +49,10 @@ class Panel:
             picture = overlay(map, photo, signed, cells=cells, limits=ends, control=control, box=attribution.box)
         numbers = map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
-        return cls(photo, picture, ends, span, signed, control)
+        around = attribution.boxes[index] if attribution.boxes else None
+        region = attribution.regions[index] if attribution.regions else None
+        photo = None if photo is None else surrounded(outlined(photo, around), region)
+        return cls(photo, surrounded(outlined(picture, around), region), ends, span, signed, control)
 
     @classmethod
     def unsigned(

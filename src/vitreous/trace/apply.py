@@ -14,21 +14,26 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, capturing
 from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
-from vitreous.images import pictures
+from vitreous.images import pictures, videos
 from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.load import load
 from vitreous.models.model import Model
+from vitreous.models.output import Form
 from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
+from vitreous.trace.aim import Aimed, aimed
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.parse_target import parse
+from vitreous.trace.placing import place
+from vitreous.trace.queries import reading
 from vitreous.trace.target import Target, Top, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Output
 
+PLACED = (Form.DENSE, Form.DETECTIONS)  # whose targets are put on the images
 BATCH = {"cpu": 16, "cuda": 256}  # images per batch, if memory allows
 
 
@@ -55,6 +60,14 @@ def as_model(model: Any) -> Model:
     return model if isinstance(model, Model) else load(model)
 
 
+def of_images(model: Model, what: str) -> Model:
+    """The model; raise if it takes videos and `what` works with images."""
+    if model.frames is None:
+        return model
+    said = f"{model.name} takes videos, and {what} with images"
+    raise Unsupported(f"{said}; explain, evaluate and the command vitreous explain take videos")
+
+
 def of_model(trace: Trace, model: Any) -> Trace:
     """Return the trace; raise if `model` is given and is not the model of the trace."""
     if model is None:
@@ -78,8 +91,10 @@ def is_called(model: Model, spec: str) -> bool:
     return model.name in (spec, own, own.partition(":")[0], Path(spec).name)
 
 
-def as_images(images: Any, channels: int = 3) -> Any:
-    """A tensor [B channels Y X], or a list of images."""
+def as_images(images: Any, channels: int = 3, frames: int | None = None) -> Any:
+    """A tensor [B channels Y X], or a list of images; of a model that takes frames, [B T channels Y X], or videos."""
+    if frames is not None:
+        return videos.as_batch(images)
     listed: Any = images if isinstance(images, Tensor) else pictures.as_list(images, channels)
     if len(listed) == 0:
         raise InputError("there are no images to explain")
@@ -100,9 +115,13 @@ def as_inputs(model: Model, inputs: Any, count: int) -> Inputs:
 
 def images_at_once(model: Model, images: Any = None, inputs: Inputs | None = None) -> int:
     """The number of images to explain in one batch."""
-    size = (images.shape[-2], images.shape[-1]) if isinstance(images, Tensor) else model.size
-    if isinstance(images, Tensor) and images.ndim == 4 and not model.takes(images):
+    frames = model.frames is not None
+    ready = isinstance(images, Tensor) and images.is_floating_point()
+    size = (*images.shape[1:-3], *images.shape[-2:]) if ready else model.extent
+    if ready and (images.ndim != 4 + frames or not model.takes(images)):
         return 1  # the error is that of its preparation
+    if not isinstance(images, Tensor) and model.preprocess.varies:
+        return 1  # each image has a size of its own
     most = BATCH["cuda" if model.device.type == "cuda" else "cpu"]
     layout = model.layout_at(size, inputs)
     if model.facts_for(inputs).knows(("layout run", size)):  # not yet known whether a batch keeps its images apart
@@ -137,26 +156,82 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
         others = [m.name for m in METHODS.values() if m.joins]
         said = f"{name} also reads the tokens of layers {', '.join(map(str, layers))}"
         return f"{declared.name} follows the tokens of the last layer only; {said}. Try {one_of(others)}."
+    if layout.decoder is not None and declared.attention and not declared.decodes:
+        others = [m.name for m in METHODS.values() if m.decodes]
+        said = f"the queries of {name} read its tokens through a decoder"
+        return f"{declared.name} follows one stack of layers; {said}. Try {one_of(others)}."
     if obstacle is None or not (declared.attention or (declared.tokens and not entries)):
         return None
+    if layout.stages and declared.stages:
+        return None
     able = [m for m in METHODS.values() if not (m.attention or m.blocks) and (entries or not m.tokens)]
-    shown = [m.name for m in able if m.family != "control"] or [m.name for m in able]
-    needed = "token attention" if declared.attention else "tokens that enter an attention"
+    followed = [m for m in METHODS.values() if m.stages and layout.stages]
+    shown = [m.name for m in (*followed, *able) if m.family != "control"] or [m.name for m in able]
+    needed = "tokens that enter an attention"
+    if declared.attention:
+        needed = "attention between all tokens" if layout.stages else "token attention"
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
+
+
+def read_target(trace: Trace, target: Any) -> Target:
+    """The given target, or the best class of each image by default, on the images of a trace."""
+    classes = target is None and trace.model.form is not Form.WORDS
+    chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    return place(chosen, trace) if trace.model.form in PLACED else chosen
 
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
-    chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
+    chosen = read_target(trace, target)
     if (declared.targeted or target is not None) and chosen.names_classes and not trace.classifies:
         raise no_classifier(trace.model.name)
     return chosen
+
+
+def is_aimed(model: Model, declared: Method) -> bool:
+    """Whether the map depends on a target: where places or queries have their own read-out, so has every map of
+    attention."""
+    return declared.targeted or (model.form in (*PLACED, Form.WORDS) and declared.attention)
+
+
+def at_places(
+    trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
+) -> tuple[list[Noted], Output | None]:
+    """The same image by image, with the read-out of each target."""
+    made = []
+    for target in targets:
+        fixed = target.fix(trace.output)
+        each = [at_place(aimed(trace, fixed, i), declared, fixed.of_image(i), values) for i in range(len(trace))]
+        notes = {key: [one.notes[key] for one in each] for key in each[0].notes}
+        made.append(Noted(torch.cat([one.map for one in each]), {k: [v[0] for v in some] for k, some in notes.items()}))
+    return made, None
+
+
+def at_place(own: Aimed, declared: Method, target: Target, values: dict[str, Any]) -> Noted:
+    refuse(own, declared)  # its read-out may be that of several layers
+    return computed(own, declared, (target,), values)[0][0]
+
+
+def at_queries(
+    trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
+) -> tuple[list[Noted], Output | None]:
+    """The same with the read-out of the queries of each target."""
+    made = []
+    for target in targets:
+        with reading(trace, target):
+            made += computed(trace, declared, (target,), values)[0]
+    return made, None
 
 
 def computed(
     trace: Trace, declared: Method, targets: tuple[Target, ...], values: dict[str, Any]
 ) -> tuple[list[Noted], Output | None]:
     """The map for each target, and the matching output if a CUDA graph was replayed."""
+    if trace.model.form is Form.DENSE and declared.attention and not isinstance(trace, Aimed):
+        return at_places(trace, declared, targets, values)
+    asked = trace.model.form in (Form.DETECTIONS, Form.WORDS)
+    if asked and declared.attention and trace.queries is None:
+        return at_queries(trace, declared, targets, values)
     several = len(targets) > 1 and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
@@ -171,8 +246,8 @@ def computed(
         maps = [noted.map for noted in run(own, asked)]
         return (*maps, own.output) if declared.targeted else (*maps,)
 
-    fresh = trace.fresh and on_gpu(trace.images) and not trace.inputs
-    graphs = replays(declared, values, trace.images, *targets) if fresh else None
+    replay = trace.fresh and on_gpu(trace.images) and not trace.inputs and trace.queries is None
+    graphs = replays(declared, values, trace.images, *targets) if replay else None
     if graphs is None:
         return run(trace, targets), None
     key = key_of(declared.name, values, trace.model, trace.images, *targets)
@@ -209,7 +284,7 @@ def refuse_empty(trace: Trace, declared: Method, target: Target, maps: Map, view
     """Raise if a map explains nothing."""
     wrong = {} if capturing(trace.images) else faults(declared, maps)
     for index, fault in wrong.items():
-        asked = f", target {target.of_image(index)}" if declared.targeted else ""
+        asked = f", target {target.of_image(index)}" if is_aimed(trace.model, declared) else ""
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         about = f"{views.name(index)}{more}, {trace.model.name}{asked}"
         raise EmptyMap(f"{declared.name}: {fault} ({about}): {LIKELY[fault]}")

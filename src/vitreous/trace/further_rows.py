@@ -43,21 +43,31 @@ def leaving(last: nn.Module, times: int, change: Callable[[Tensor], Tensor]) -> 
     return last.register_forward_hook(own_thread(replaced))
 
 
+def is_normed(tokens: Tensor, before: Tensor) -> bool:
+    """Whether tokens are those of a leaf behind one layer norm, as between an encoder and the blocks of its pool."""
+    made = tokens.grad_fn
+    if made is None or not made.name().startswith("NativeLayerNorm"):
+        return False
+    return getattr(made.next_functions[0][0], "variable", None) is before
+
+
 def extending(name: str, blocks: Sequence[nn.Module], axis: int, extend: Extend, count: int) -> ExitStack:
     """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last.
 
     `count`: the rows of the images themselves; further ones, which have inputs of their own, are replaced.
     """
-    taken: list[Tensor] = []  # [B N D] each
+    taken: list[Tensor] = []  # [B N D] or [B h w D] each
     sent: list[Tensor] = []
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         got = args[0] if args else next(iter(kwargs.values()))
-        if sent and got is not sent[-1]:
+        if sent and got is not sent[-1] and not is_normed(got, sent[-1]):
             raise Unsupported(f"{name} does not pass its tokens from block to block, which this method needs")
 
     def note(module: nn.Module, args: Any, out: Any) -> Any:
         stream = out[0] if isinstance(out, tuple) else out
+        if not isinstance(stream, Tensor):
+            raise Unsupported(f"{name} does not pass its tokens from block to block, which this method needs")
         own = stream.narrow(axis, 0, count)
         taken.append(own.movedim(axis, 0))
         if len(taken) < len(blocks):

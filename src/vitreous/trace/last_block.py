@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -24,7 +25,7 @@ from vitreous.models.layout_run import Reference, find_layout
 from vitreous.models.model import Model
 from vitreous.models.survey_run import along, noise_images
 from vitreous.trace.run import Finished, Narrow, Run
-from vitreous.types import Images
+from vitreous.types import Extent, Images
 
 T = TypeVar("T")
 Result = tuple[Tensor, Tensor | None, Tensor | None]  # an output, the tokens before the last attention, their gradient
@@ -40,7 +41,7 @@ class Runs(Protocol):
     model: Model
     layout: Layout
     images: Images
-    size: tuple[int, int]
+    extent: Extent
     autocast: bool
     inputs: Inputs
 
@@ -58,7 +59,7 @@ def known(trace: Runs, question: str, answer: Callable[[], T]) -> T:
 def asked(trace: Runs, question: str) -> Hashable:
     blocks = trace.layout.blocks
     built = tuple(map(type, trace.model.module.get_submodule(blocks[-1]).modules())) if blocks else ()
-    return question, trace.size, trace.autocast, built
+    return question, trace.extent, trace.autocast, built
 
 
 def narrowing(trace: Runs, *, fold: bool = True, proven: bool = True) -> Narrow | None:
@@ -70,7 +71,7 @@ def narrowing(trace: Runs, *, fold: bool = True, proven: bool = True) -> Narrow 
         if not could_narrow(trace.layout) or is_hooked(trace):
             return None
         if not proven:
-            return Narrow(find_fold(trace, trace.facts.get(("layout run", trace.size))) if fold else None)
+            return Narrow(find_fold(trace, trace.facts.get(("layout run", trace.extent))) if fold else None)
     found = known(trace, LAST, lambda: check(trace))
     return found if found is None or (fold and not trace.autocast) else Narrow()
 
@@ -94,8 +95,8 @@ def could_narrow(layout: Layout) -> bool:
 
 def check(trace: Runs) -> Narrow | None:
     """The cheapest way to run the last block that leaves the results unchanged."""
-    kept: Reference | None = trace.facts.take(("layout run", trace.size))
-    kept = kept or find_layout(trace.model.sampled(trace.inputs), trace.size)[1]
+    kept: Reference | None = trace.facts.take(("layout run", trace.extent))
+    kept = kept or find_layout(trace.model.sampled(trace.inputs), trace.extent)[1]
     fold = find_fold(trace, kept)
     ways = [Narrow(fold), Narrow()] if fold is not None else [Narrow()]
     return next((narrow for narrow in ways if same_run(trace, narrow, kept)), None)
@@ -109,11 +110,11 @@ def find_fold(trace: Runs, kept: Reference | None) -> Fold | None:
 
 def same_run(trace: Runs, narrow: Narrow, kept: Reference) -> bool:
     """Whether this way reproduces, for one of the noise images alone, what the layout run gave for it in the pair."""
-    noise = noise_images(trace.model, trace.size)[:1]
+    noise = noise_images(trace.model, trace.extent)[:1]
     try:
         found = result(trace, noise, narrow)
         if equal(found, part(trace, kept)):
-            trace.facts.note((APART, trace.size), True)
+            trace.facts.note((APART, trace.extent), True)
             return True
         return equal(found, result(trace, noise, None))  # the weights may have changed since the layout run
     except (ModelError, RuntimeError, IndexError):
@@ -125,7 +126,7 @@ def part(trace: Runs, kept: Reference) -> Result:
     axis = trace.layout.batch_axis
 
     def first(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.narrow(axis, 0, 1)
+        return t if t is None else t[None] if t.ndim == 2 else t.narrow(axis, 0, 1)
 
     return kept.output[:1], first(kept.tokens), first(kept.grad)
 
@@ -159,16 +160,15 @@ def run_again(trace: Runs, images: Images, narrow: Narrow | None) -> Finished:
 
 def keeps_apart(trace: Runs) -> bool:
     """Whether an image alone gives what it gives in a batch; raise if the model does not repeat itself."""
-    facts, question = trace.facts, (APART, trace.size)
-    if not facts.knows(question) and facts.knows(("layout run", trace.size)):
+    facts, question = trace.facts, (APART, trace.extent)
+    if not facts.knows(question) and facts.knows(("layout run", trace.extent)):
         if could_narrow(trace.layout) and not is_hooked(trace):
             narrowing(trace)
         if not facts.knows(question):
-            kept = (
-                facts.take(("layout run", trace.size)) or find_layout(trace.model.sampled(trace.inputs), trace.size)[1]
-            )
+            again = partial(find_layout, trace.model.sampled(trace.inputs), trace.extent)
+            kept = facts.take(("layout run", trace.extent)) or again()[1]
             facts.note(question, compare(trace, kept))
-    facts.take(("layout run", trace.size))  # nothing else needs it
+    facts.take(("layout run", trace.extent))  # nothing else needs it
     if facts.get(question) == CHANGES:
         raise ModelError(
             f"{trace.model.name} gives another result when it is run again on the same image (does its forward pass "
@@ -181,7 +181,7 @@ def compare(trace: Runs, kept: Reference) -> bool | str:
     """Run one image of the layout run alone; where something differs, find out why by running the pair again."""
     if not kept.output.isfinite().all():
         return True  # NaN equals nothing; the maps will be refused
-    noise = noise_images(trace.model, trace.size)[: len(kept.output)]
+    noise = noise_images(trace.model, trace.extent)[: len(kept.output)]
     alone = plain_result(trace, noise[:1])
     if same_values(alone, part(trace, kept)):
         return True

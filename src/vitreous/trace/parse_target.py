@@ -1,4 +1,4 @@
-"""Parse targets: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", or a list with one per image."""
+"""Parse targets: 282, "tiger cat", "top-1", "dog-cat", "concept:stripes", "cat@120,80", or a list, one per image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import Tensor
 from vitreous.errors import TargetError
 from vitreous.models.labels import ClassNames, fitting, suggest
 from vitreous.models.model import Model
+from vitreous.models.output import Form
 from vitreous.trace.concept import Concept, Text
+from vitreous.trace.located import parse_located
 from vitreous.trace.pairs import Like
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, as_target, checked
 from vitreous.trace.text import embed_text
@@ -23,6 +25,10 @@ Find = Callable[[str, Model], int | None]
 
 def parse(given: Any, model: Model, outputs: int) -> Target:
     """Parse a target: 282, "tiger cat", "top-1", "dog-cat", or a list with one per image."""
+    if model.form is Form.WORDS:
+        from vitreous.trace.word import parse_words
+
+        return parse_words(given, model)
     if isinstance(given, bool):
         raise TargetError(f"{given!r} is not a target; give a class number, a class name or top-1")
     if isinstance(given, int):
@@ -49,6 +55,8 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
     """Parse one string; `str(target)` parses to the same target."""
     if len(listed(text)) > 1:
         return parse(listed(text), model, outputs)
+    if "@" in text and model.form is not Form.VECTOR:
+        return parse_located(text, lambda part: parse_text(part, model, outputs), outputs)
     parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron|like):)", text)
     if len(parts) == 2 and parts[0]:
         return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
@@ -64,8 +72,8 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
 
 
 def listed(text: str) -> list[str]:
-    """Split "a;b-c;d" into one target per image; a text target may contain any character."""
-    return [text] if "text:" in text.lower() else [part.strip() for part in text.split(";")]
+    """Split "a;b-c;d" into one target per image; a text or a word may contain any character."""
+    return [text] if "text:" in text.lower() or "token:" in text.lower() else [part.strip() for part in text.split(";")]
 
 
 def parse_plain(text: str, model: Model, outputs: int, find: Find) -> Target | None:
@@ -128,6 +136,9 @@ def find_class(text: str, model: Model) -> int | None:
 
 
 def unknown_class(text: str, model: Model) -> TargetError:
+    if "@" in text:
+        said = f"{text!r} is a place in the image, and {model.name} has {model.form.value}"
+        return TargetError(f"{said}; give a class without a place: {text.partition('@')[0]!r}")
     if not model.labels:
         return TargetError(
             f"unknown class {text!r}: {model.name} has no labels; give a class number, or load the model with labels"

@@ -112,8 +112,10 @@ def ruled(trace: Trace, table: Table | None, *, whole: bool = False, constants: 
 
 def run_ruled(trace: Trace, table: Table | None, narrow: Narrow | None, constants: Constants | None) -> Ruled:
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
-    has_blocks = bool(layout.blocks) and len(layout.blocks) == layout.layers
-    stream = Stream([trace.block(i) for i in range(layout.layers)] if has_blocks else [], constants)
+    blocks = layout.blocks or layout.flat_blocks
+    has_blocks = bool(blocks) and len(blocks) == layout.layers
+    found_in = trace.model.module.get_submodule
+    stream = Stream([found_in(block) for block in blocks] if has_blocks else [], constants)
     how = Run.from_pixels().narrowed(narrow).inside(stream.watched).of(range(len(trace)))
     with mode(trace, table, has_blocks) as rules, constants or nullcontext():
         record = trace.run(images, how)

@@ -25,7 +25,7 @@ from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.trace.further_rows import Extend, extending, leaving, run_extended
 from vitreous.trace.target import Target
-from vitreous.types import Images, Scores
+from vitreous.types import Extent, Images, Scores
 
 Edit = Callable[[Tensor], Tensor]
 NO_LAYER = 2**30  # a number that no layer has
@@ -64,6 +64,7 @@ class Run:
     leave: Edit | None = None  # applied to the tokens that leave the last block
     count: int | None = None  # the number of images after `enter` or `leave`
     extend: Extend | None = None  # rows to append after the last block
+    extend_since: int = 0  # the first layer whose tokens it is given
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     rows: tuple[int, ...] | None = (
         None  # the image that each row belongs to, whose inputs it gets; None: row i, image i
@@ -106,9 +107,9 @@ class Run:
         """Change the tokens that leave the last block to those of `count` images, of any number of tokens."""
         return replace(self, leave=change, count=count)
 
-    def extended(self, extend: Extend) -> Run:
-        """Append rows made from the outputs of all blocks after the last one; no gradient passes between blocks."""
-        return replace(self, extend=extend)
+    def extended(self, extend: Extend, since: int = 0) -> Run:
+        """Append rows made from the outputs of the blocks from layer `since` on; no gradient passes between these."""
+        return replace(self, extend=extend, extend_since=since)
 
     def of(self, rows: Sequence[int]) -> Run:
         """Say which image each row (of the images, or after `enter`, `leave` and `extend`) belongs to."""
@@ -135,6 +136,7 @@ class Finished(Stopped):
     output: Float[Tensor, "rows *outputs"]
     embedding: Tensor  # the input of the classifier; the output itself if there is no classifier
     pool: Attention | None = None
+    decoded: tuple[Attention, ...] = ()  # the attention calls of a decoder, first to last
     leaf: Tensor | None = None
 
     @property
@@ -151,6 +153,11 @@ def rows_of_run(run: Finished, rows: slice) -> Finished:
     return Finished(run.images[rows], (), NO_LAYER, output=output, embedding=embedding)
 
 
+def is_followed(record: Finished) -> bool:
+    """Whether the backward pass visits the attention of all layers."""
+    return record.leaf is not None and all(layer.followed for layer in record.layers)
+
+
 def perform(
     model: Model, layout: Layout, images: Images, how: Run, autocast: bool, given: Given | None = None
 ) -> Finished | Stopped:
@@ -162,6 +169,8 @@ def perform(
         rows = len(images)
     if (how.grad or how.layer is not None) and not model.has_gradients:
         raise Unsupported(f"{model.name} has int8 weights, which pass no gradient on; try attention, occlusion or rise")
+    if how.layer is not None and not layout.entries:
+        raise Unsupported(f"{model.name} has no visible tokens before its attention, which this method needs")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(how.grad))
@@ -174,18 +183,18 @@ def perform(
             last, times = block_of(model, layout, layout.layers - 1), layout.blocks.count(layout.blocks[-1])
             stack.callback(leaving(last, times, how.leave).remove)
         if how.extend is not None:
-            blocks = [block_of(model, layout, i) for i in range(layout.layers)]
+            blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
             stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
         if how.narrow is not None and not still.hooked:
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
-        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit)
+        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
         call = partial(model.run, images, given) if given else partial(model.run, images)
         output = call() if how.extend is None else run_extended(model.name, call)
-    layers = tuple(call for call in seen.calls if layout.is_layer(call, rows))
+    layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
     if output is None:
         return Stopped(images, layers, how.since)
     if len(output) != rows and how.extend is None:
@@ -199,6 +208,7 @@ def perform(
         output=output,
         embedding=head[0] if head is not None and head[1] is output else output,
         pool=pools[-1] if pools else None,
+        decoded=tuple(call for call in seen.calls if layout.decoder is not None and layout.decoder.holds(call)),
         leaf=None if cut is None else cut.leaf,
     )
 
@@ -212,7 +222,7 @@ def one_each(images: Images, how: Run) -> Images:
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
     """The block module of a layer."""
     if len(layout.blocks) != layout.layers:
-        raise Unsupported(f"{model.name} does not keep each layer in a module of its own, which this method needs")
+        raise Unsupported(f"{model.name} {layout.no_blocks}, which this method needs; try gae, rollout or gradient")
     return model.module.get_submodule(layout.blocks[layer])
 
 
@@ -243,6 +253,7 @@ class Batch:
         self.images: Images = model.prepare(images)
         self.inputs: Inputs = model.arguments.check(inputs, len(self.images), self.images)
         self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
+        self.extent: Extent = (*self.images.shape[1:-3], *self.size)
         self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
 

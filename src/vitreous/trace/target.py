@@ -17,7 +17,7 @@ from torch import Tensor
 from vitreous._support.memory import capturing
 from vitreous.errors import TargetError
 from vitreous.models.model import Model
-from vitreous.models.output import Meaning, Of
+from vitreous.models.output import Meaning, Of, along_classes
 from vitreous.types import Output, Scores
 
 Scoring = Callable[[Output, Tensor], Scores]  # every target is one; a plain function will do
@@ -185,7 +185,7 @@ class Top(Target):
         return output.gather(1, output.detach().topk(self.rank, -1).indices[:, -1:])[:, 0]
 
     def check(self, model: Model, outputs: int) -> None:
-        if not 1 <= self.rank <= outputs:
+        if self.rank < 1 or (self.rank > outputs and model.detections is None):
             raise TargetError(f"{self} is out of range: {model.name} has {outputs} outputs")
 
     def fix(self, output: Output) -> Target:
@@ -324,7 +324,7 @@ class Graded(Target):
     scale: Callable[[Output], Output]
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
-        return self.target(self.scale(output), embedding)
+        return self.target(along_classes(self.scale, output), embedding)
 
     def fix(self, output: Output) -> Target:
         return Graded(self.target.fix(output), self.scale)

@@ -17,10 +17,13 @@ from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
 from vitreous.capture.capture import Formed
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
+from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
+from vitreous.models.readers import reader_weights
+from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, score_of
+from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -32,14 +35,16 @@ class Trace(Batch):
 
     def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
         super().__init__(model, images, inputs)
-        self.layout = model.layout_at(self.size, self.inputs)
+        self.frames = Frames(model, images)
+        self.layout = model.layout_at(self.extent, self.inputs)
+        self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
         self._kept: dict[str, tuple[Finished, Any]] = {}
         self.ends: dict[Hashable, tuple[Tensor, ...]] = {}  # of variants: what other targets can reuse
         if not keeps_apart(self):
-            self.layout = model.alone_at(self.size, self.inputs)
+            self.layout = model.alone_at(self.extent, self.inputs)
         if self.layout.alone and len(self) > 1:
             said = f"{model.name} mixes the images of a batch, so a trace takes one image"
             raise InputError(f"{said}; vitreous.explain runs any number, one by one")
@@ -75,12 +80,15 @@ class Trace(Batch):
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = self.like(self.images)
-        other._record = self._record
+        other._record, other.frames, other.layout, other.queries = self._record, self.frames, self.layout, self.queries
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
-        return self.like(self.images[index : index + 1], [index])
+        other = self.like(self.images[index : index + 1], [index])
+        other.frames, other.layout = self.frames.of(index), self.layout
+        other.queries = None if self.queries is None else self.queries[index : index + 1]
+        return other
 
     def like(self, images: Images, rows: Sequence[int] | None = None, model: Model | None = None) -> Trace:
         """A trace of other images, or of another model, with the inputs of the images `rows`; None: of all."""
@@ -94,7 +102,7 @@ class Trace(Batch):
         `seen`: also record the attention from there on, which costs a little more.
         """
         number = self.layer_number(layer)
-        if not self.layout.entries:
+        if not self.layout.entries or self.layout.entries[number] == HIDDEN:
             raise Unsupported(f"{self.model.name} has no visible tokens before its attention, which this method needs")
         if (number, True) in self._cuts:
             return self._cuts[number, True]
@@ -122,6 +130,7 @@ class Trace(Batch):
 
     def kept(self, name: str, make: Callable[[], tuple[Finished, Any]]) -> tuple[Finished, Any]:
         """A forward pass that a method makes in its own way, with the method's own records; made once per key."""
+        name = name if self.queries is None else f"{name}, queries {self.queries}"
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
@@ -157,7 +166,7 @@ class Trace(Batch):
     def formed(self, make: Callable[[Attention], Tensor]) -> tuple[Attention, ...]:
         """The same; if nothing is recorded yet and A is small, `make` computes O of every layer but the last."""
         layout, count = self.layout, len(self)
-        small = layout.tokens <= ROWS and layout.layers * count * layout.tokens**2 <= MOST_FORMED
+        small = layout.tokens <= ROWS and not layout.stages and layout.layers * count * layout.tokens**2 <= MOST_FORMED
         if self._record is None and small and not self.images.is_cuda and layout.calls == layout.layers:
             self._record = self.look(self.images, Run.to_last_attention(forms=Formed(make)))
         return self.attention
@@ -194,16 +203,18 @@ class Trace(Batch):
     def readout(self) -> Row:
         """ρ, the read-out: the weight of each token in the classifier's input, [B N]; each row sums to one."""
         layout = self.layout
+        if self.queries is not None and layout.readers:
+            return reader_weights(layout.readers, layout.read_places, self.queries).to(self.images.device)
         pool = self.any_finished().pool if layout.pooled else None
         if pool is not None:
             return pool_weights(pool, layout).expand(len(self), -1)
-        return read_weights(layout.tokens, layout.readout, layout.share, self.images.device).expand(len(self), -1)
+        return read_weights(layout.read_places, layout.readout, layout.share, self.images.device).expand(len(self), -1)
 
     @property
     def joins(self) -> dict[int, Tensor]:
         """The weights of tokens that the classifier also reads after layers before the last, by layer."""
-        tokens, device = self.layout.tokens, self.images.device
-        return {layer: read_weights(tokens, some, weights, device) for layer, some, weights in self.layout.reads}
+        places = [stage.places for stage in self.layout.stages] or [self.layout.tokens] * self.layout.layers
+        return {i: read_weights(places[i], some, share, self.images.device) for i, some, share in self.layout.reads}
 
     @property
     def read_tokens(self) -> list[int] | None:
@@ -216,11 +227,11 @@ class Trace(Batch):
             return layer.rows(self.read_tokens)[:, :, 0]
         return layer.read(self.readout.to(layer.wide), self.read_tokens)
 
-    def map(self, values: Row) -> Map:
-        """Convert one value per token to a map."""
-        return self.layout.to_map(values)
+    def map(self, values: Row, layer: int = 0) -> Map:
+        """Convert one value per token (that enters a layer, where layers differ in their tokens) to a map."""
+        return self.layout.to_map(values, layer)
 
-    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+    def to_patches(self, tokens: Tensor) -> Float[Tensor, "B *frames h w D"]:
         """Arrange tokens [B N D] on the patch grid, without CLS and registers ([B h w D] is unchanged)."""
         found = self.layout.to_grid(tokens)
         if found is not None:
@@ -253,7 +264,7 @@ class Trace(Batch):
         return self._followed[seen]
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
-        follower = Follower(self.layout.tokens)
+        follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
         if not self.layout.entries:  # no entry to start from: differentiate the whole forward pass
             return self.differentiable(), follower
         self.layer_number(0)
@@ -277,7 +288,10 @@ class Trace(Batch):
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
-        return widen(tokens.movedim(self.batch_axis, 0))
+        if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
+            tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
+        flat = tokens.ndim == 2  # of a packed sequence
+        return widen(tokens.unflatten(0, (len(self), -1)) if flat else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""
@@ -318,8 +332,3 @@ class Trace(Batch):
     def keys(self, seed: int) -> Int[Tensor, "B"]:
         """A random key per image that depends on the image and the seed, not on batch, device or precision."""
         return image_keys(self.images, seed)
-
-
-def is_followed(record: Finished) -> bool:
-    """Whether the backward pass visits the attention of all layers."""
-    return record.leaf is not None and all(layer.followed for layer in record.layers)

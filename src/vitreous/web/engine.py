@@ -31,7 +31,7 @@ from vitreous.images.bands import count as spelt
 from vitreous.images.pictures import Picture
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
-from vitreous.trace.apply import default_methods, why_not
+from vitreous.trace.apply import default_methods, of_images, why_not
 from vitreous.trace.concept import Concept
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -109,7 +109,7 @@ class Engine:
         self.limits = limits or Limits()
         self.models: dict[str, Served] = {}
         for model, source in models:
-            self._add(model, source)
+            self._add(of_images(model, "the page works"), source)
         whole, most = budget(next(iter(self.models.values())).model.device), self.limits.traces_bytes
         self.traces: Store[tuple[str, str], Trace] = Store(whole // 4 if most is None else most)
         self.images: Store[str, Picture] = Store(max(3 * self.limits.pixels, min(self.limits.images_bytes, whole // 8)))

@@ -70,7 +70,7 @@ class Cass(Kind):
         with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
             phi = class_saliency(trace, target, **self.options)
             scores = similarities(trace, phi, self.space)  # [B L H]
-            small = phi if self.space == "patch" else pool_patches(phi, trace.layout.grid)
+            small = phi if self.space == "patch" else pool_patches(phi, trace.layout.cells)
             parts = {i: self.parts(trace, i, small) for i, shown in enumerate(scene.shown) if shown}
             weighted = weighted_heads(trace, scores).float().cpu().numpy()
         found = scores.float().cpu().numpy()

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vitreous._support.memory import out_of_memory
-from vitreous.attribution import attribute
+from vitreous.attribute import attribute
 from vitreous.errors import OptionError, Unsupported
 from vitreous.evaluation.study.findings import Findings, Table
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings
 from vitreous.models.model import Model
 from vitreous.plot.colour import is_control
 from vitreous.registry import METHODS
-from vitreous.trace.apply import faults, why_not
+from vitreous.trace.apply import faults, is_aimed, why_not
 
 if TYPE_CHECKING:
     import pyarrow
@@ -86,7 +86,7 @@ def run_method(scene: Scene, name: str, values: Mapping[str, Any]) -> Outcome:
     """One method's maps of a batch, or why there are none; out-of-memory errors are passed on."""
     declared = METHODS[name]
     try:
-        target = scene.target if declared.targeted else None
+        target = scene.target if is_aimed(scene.trace.model, declared) else None
         made = attribute(scene.trace, declared, target, dict(values), strict=False)
         return Outcome(map=made.map.cpu().numpy(), errors=faults(declared, made.map))
     except Exception as error:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,8 @@ from vitreous.models.fingerprint import weights_digest
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.models.origin import Origin
-from vitreous.models.output import Meaning
-from vitreous.trace.apply import as_model, images_at_once
-from vitreous.trace.parse_target import parse
+from vitreous.models.output import Form, Meaning
+from vitreous.trace.apply import as_model, images_at_once, of_images, read_target
 from vitreous.trace.target import no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
@@ -52,12 +51,12 @@ class Source:
 
     def load(self, device: str | torch.device | None = None) -> Model:
         if self.ready is not None:
-            return as_model(self.ready)
+            return of_images(as_model(self.ready), "a study works")
         from vitreous.models.load import load
 
         rest: dict[str, Any] = {"img_size": self.img_size, "labels": self.labels, "probe": self.probe}
         rest |= {"bands": self.bands, "output": self.output}
-        return load(self.spec, self.weights, device, self.dtype, **rest)
+        return of_images(load(self.spec, self.weights, device, self.dtype, **rest), "a study works")
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +217,7 @@ def describe(model: Model, name: str, digest: str | None = None) -> dict[str, An
         **({} if box is None else {"box": list(box)}),  # the part of the image that its patches cover
         "layers": layout.layers,
         "classes": len(model.labels) or model.outputs,
+        **({} if model.form is Form.VECTOR else {"form": model.form.name.lower()}),
         **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
         **({} if meaning is Meaning.LOGITS or not model.classifier else {"output": meaning.value}),
     }
@@ -228,6 +228,7 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     if not kind.targeted:
         return
     trace = Trace(model, torch.zeros(1, model.channels, *model.size), data.beside([0]))
+    trace.frames = replace(trace.frames, prepared=True)
     for target in targets:
         if target in (None, "label"):
             if not trace.classifies:
@@ -236,5 +237,5 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
                 raise TargetError(
                     f"{data.source}: has no labels; give class folders, a CSV with a label column, or top-1"
                 )
-        elif parse(target, model, trace.output.shape[1]).names_classes and not trace.classifies:
+        elif read_target(trace, target).names_classes and not trace.classifies:
             raise no_classifier(model.name)

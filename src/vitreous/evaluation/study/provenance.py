@@ -15,6 +15,8 @@ from vitreous.errors import InputError, OptionError, nearest
 from vitreous.evaluation.study.kind import Kind
 from vitreous.registry import METHODS
 
+Named = Any  # the name of an image, or a mapping or a row of a pandas table that has it
+
 
 @runtime_checkable
 class Rows(Protocol):
@@ -32,9 +34,7 @@ class Rows(Protocol):
     def rows(self, image: str, *, arrays: bool = False) -> Iterator[dict[str, Any]]: ...
 
 
-def find_row(
-    study: Rows, image: str | Mapping[str, Any], method: str | None, target: str | None, arrays: bool
-) -> dict[str, Any]:
+def find_row(study: Rows, image: Named, method: str | None, target: str | None, arrays: bool) -> dict[str, Any]:
     """The only row of an image, a method and a target; of several, one has to be chosen."""
     wanted: dict[str, Any] = {"image": image} if isinstance(image, str) else dict(image)
     wanted |= {} if method is None else {"method": method}
@@ -86,8 +86,8 @@ def made(study: Rows, row: Mapping[str, Any], map: np.ndarray) -> Attribution:
     options = dict(study.kind.methods[row["method"]])
     declared = METHODS[study.kind.declared(row["method"])]
     own = declared.options.model_fields
-    aimed = study.kind.targeted and declared.targeted
     about = study.of(row["model"]).about
+    aimed = study.kind.targeted and (declared.targeted or ("form" in about and declared.attention))
     return Attribution(
         map=torch.from_numpy(np.array(map, np.float32))[None],
         method=declared.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from vitreous.errors import InputError, nearest
 from vitreous.evaluation.study.columns import codes, flat_arrays, has_values, may_hold
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Kind, find_kind
-from vitreous.evaluation.study.provenance import attribution_of, find_row, provenance_of
+from vitreous.evaluation.study.provenance import Named, attribution_of, find_row, provenance_of
 from vitreous.evaluation.study.shard import schema_of
 from vitreous.evaluation.study.store import Store, find_store
 
@@ -247,9 +247,7 @@ class Study:
 
     # ---------------------------------------------------------------------------------------------- what made a row
 
-    def provenance(
-        self, image: str | Mapping[str, Any], method: str | None = None, *, target: str | None = None
-    ) -> dict[str, Any]:
+    def provenance(self, image: Named, method: str | None = None, *, target: str | None = None) -> dict[str, Any]:
         """What made a row, as `Attribution.provenance` tells it of a map.
 
         `image`: its name, with the method and, if there are several, the target (as it was asked or as it came out);
@@ -257,15 +255,13 @@ class Study:
         """
         return provenance_of(self, self.row(image, method, target=target))
 
-    def attribution(
-        self, image: str | Mapping[str, Any], method: str | None = None, *, target: str | None = None
-    ) -> Attribution:
+    def attribution(self, image: Named, method: str | None = None, *, target: str | None = None) -> Attribution:
         """A stored map with its provenance, as `explain` returned it; its image is not read."""
         return attribution_of(self, self.row(image, method, target=target, arrays=True))
 
     def row(
         self,
-        image: str | Mapping[str, Any],
+        image: Named,
         method: str | None = None,
         *,
         target: str | None = None,

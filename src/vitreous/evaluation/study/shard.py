@@ -6,14 +6,14 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vitreous._support.memory import in_batches, out_of_memory
-from vitreous.attribution import told_shares
+from vitreous.attribute import told_shares
 from vitreous.errors import explained
 from vitreous.evaluation.leaderboard import PERMANENT, label_target, pool_of
 from vitreous.evaluation.study.kind import Kind, Outcome, Scene
@@ -26,6 +26,7 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
 from vitreous.trace.apply import BROKEN, choose
+from vitreous.trace.placing import best_classes
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 
@@ -128,7 +129,7 @@ class Rows:
     ) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Add what one method gave for each image of a batch."""
         asked, told = self.recipe.targets[t], self.tally.targets(scene)
-        best = scene.trace.output.argmax(1).tolist() if scene.trace.classifies else [None] * len(batch)
+        best = best_classes(scene.trace) if scene.trace.classifies else [None] * len(batch)
         for i, number in enumerate(batch.numbers):
             row = self.about(number, asked, method)
             row["prediction"] = best[i]
@@ -176,6 +177,7 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
     alone = len(batch) == 1
     try:
         trace = Trace(rows.model, torch.as_tensor(batch.images), rows.beside(batch.numbers))
+        trace.frames = replace(trace.frames, prepared=True)
         trace.whole()
         shown = [number in rows.loaded.photos for number in batch.numbers]
         for t, asked in enumerate(rows.recipe.targets):

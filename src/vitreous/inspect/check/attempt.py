@@ -17,7 +17,7 @@ from vitreous.errors import VitreousError, explained
 from vitreous.inspect.check.result import Tried
 from vitreous.inspect.check.verify import Subject, difference, plain
 from vitreous.registry import Method
-from vitreous.trace.apply import why_not
+from vitreous.trace.apply import is_aimed, why_not
 from vitreous.trace.trace import Trace
 
 CHEAP = 50  # forward passes of a method that runs the network many times, with its cheap options
@@ -52,7 +52,7 @@ def cost(subject: Subject, declared: Method) -> int:
 
 def attempt_one(subject: Subject, declared: Method, forward: float, options: Mapping[str, Any]) -> Tried:
     """One method on both images; on one, if it takes them one by one."""
-    name, family, target = declared.name, declared.family, subject.target if declared.targeted else None
+    name, family, target = declared.name, declared.family, subject.target if is_aimed(subject.model, declared) else None
     images = subject.images
     if declared.alone:
         images, target = images[:1], None if target is None else target.of_image(0)
@@ -93,7 +93,7 @@ def useless(map: Tensor, subject: Subject) -> str:
 def unsteady(subject: Subject, declared: Method, maps: Tensor) -> str:
     """Whether the map of an image depends on its batch; empty if it does not."""
     for row, image in enumerate(subject.images):
-        target = subject.target.of_image(row) if declared.targeted else None
+        target = subject.target.of_image(row) if is_aimed(subject.model, declared) else None
         alone = explain(subject.model, Trace(subject.model, image[None]), declared.name, target).map
         error, limit = difference(maps[row], alone[0]), subject.limit(MAPS)
         if not error <= limit:

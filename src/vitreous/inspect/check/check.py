@@ -17,8 +17,8 @@ from vitreous.inspect.check.verify import Subject, alone, verify
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Method
-from vitreous.trace.apply import as_model
-from vitreous.trace.target import Neuron, Top
+from vitreous.trace.apply import as_model, of_images, read_target
+from vitreous.trace.target import Neuron
 from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
@@ -38,7 +38,7 @@ def check(
     cheap options and only as far as they fit into `seconds`; named ones, or "all", run with their defaults and no
     limit. What is wrong with the model is not raised: it is the result.
     """
-    known = as_model(model)
+    known = of_images(as_model(model), "check works")
     chosen = choose(methods)
     ready = noise(known) if images is None else known.prepare(images)
     try:
@@ -72,7 +72,7 @@ def study(model: Model, images: Tensor) -> Subject:
     output = alone(model, images)
     if not trace.classifies:
         return Subject(model, images, Neuron(0), output)
-    return Subject(model, images, Top(1).fix(output), output)
+    return Subject(model, images, read_target(trace, None).fix(output), output)
 
 
 def facts(model: Model, images: Tensor) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def facts(model: Model, images: Tensor) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.module.parameters()),
         "outputs": model.outputs,
         "classifier": model.classifier,
+        "form": model.form.value,
         "versions": {"vitreous": VERSION, "torch": torch.__version__, "Python": platform.python_version()},
     }
 

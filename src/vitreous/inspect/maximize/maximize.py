@@ -23,7 +23,7 @@ from vitreous.inspect.maximize.unit import Unit, look, parse_units, title
 from vitreous.models.model import Model
 from vitreous.models.origin import Origin
 from vitreous.registry import Declared
-from vitreous.trace.apply import as_model
+from vitreous.trace.apply import as_model, of_images
 from vitreous.trace.run import gradients
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
@@ -66,7 +66,7 @@ def maximize(
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "units")}
     options = DECLARED.check(given)
-    wrapped = as_model(model)
+    wrapped = of_images(as_model(model), "maximize works")
     trace = Trace(wrapped, torch.zeros(1, wrapped.channels, *wrapped.size))
     seeds = [options["seed"]] if isinstance(options["seed"], int) else options["seed"]
     pairs = [(unit, one) for unit in parse_units(units, trace) for one in seeds]

@@ -15,7 +15,7 @@ from vitreous.inspect.outliers.measure import Images, Norms, Shares, Unit, norms
 from vitreous.inspect.outliers.mlps import find_mlps
 from vitreous.inspect.view import AnyModel, View, refuse_view
 from vitreous.models.origin import Origin
-from vitreous.trace.apply import as_images, as_model, of_model
+from vitreous.trace.apply import as_images, as_model, of_images, of_model
 from vitreous.trace.tokens import readout_name
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
@@ -143,6 +143,7 @@ def registers(
         raise OptionError(f"most={most}: give at least 1")
     given = of_model(images, model) if isinstance(images, Trace) else None
     wrapped = as_model(model) if given is None else given.model
+    of_images(wrapped, "inspect works")
     listed = as_images(images, wrapped.channels) if given is None else given.images
     first = Trace(wrapped, listed[:1])
     refuse_view(first, "registers")

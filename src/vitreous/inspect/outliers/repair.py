@@ -22,10 +22,11 @@ from vitreous.models.model import Model
 from vitreous.models.register_tokens import ExtendedBlock, MovedUnits
 from vitreous.models.register_tokens import Registers as Tokens
 from vitreous.models.survey_run import noise_images
-from vitreous.trace.apply import as_model
+from vitreous.trace.apply import as_model, of_images
 from vitreous.trace.perturb.drop_tokens import lean_run
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
+from vitreous.types import Extent
 
 Place = tuple[int, int]  # layer and unit
 
@@ -49,7 +50,7 @@ class Repaired(Model):
         self.neurons = neurons
         self.known_as = original.known_as
 
-    def layout_at(self, size: tuple[int, int], inputs: Inputs | None = None) -> Layout:
+    def layout_at(self, size: Extent, inputs: Inputs | None = None) -> Layout:
         """The geometry at this size; it names the registers."""
         start = self.registers.at
         return replace(super().layout_at(size, inputs), added=tuple(range(start, start + self.registers.count)))
@@ -75,7 +76,7 @@ def with_registers(
         raise OptionError(f"count={count}: give at least one register")
     if (neurons is None) == (images is None):
         raise OptionError("give with_registers either neurons=[(layer, unit), …] or images on which to find them")
-    original = as_model(model)
+    original = of_images(as_model(model), "with_registers works")
     trace = Trace(original, noise_images(original, original.size)[:1])
     refuse_repair(trace)
     places = listed(neurons) if neurons is not None else found_on(original, images, most, ratio)

@@ -55,6 +55,6 @@ def shared(trace: Trace, target: Target, declared: Method) -> Map:
     refuse(trace, declared)
     made = declared.run(trace, target, **declared.check({}))
     values = (made.map if isinstance(made, Noted) else made).float()
-    if values.shape[1:] != trace.layout.grid:
+    if values.shape[1:] != trace.layout.cells:
         raise Unsupported(f"ensemble joins maps with one value per patch; the map of {declared.name} has another size")
-    return values / values.abs().sum((1, 2), keepdim=True)
+    return values / values.abs().sum(tuple(range(1, values.ndim)), keepdim=True)

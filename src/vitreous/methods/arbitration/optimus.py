@@ -60,7 +60,7 @@ def optimus(
         others = quick_maps(trace, fixed)
         names, made = [*names, *others], torch.cat([made, *(one[:, None].to(made) for one in others.values())], 1)
     streams = trace.generators(seed)
-    chance = torch.stack([torch.rand(controls, *trace.layout.grid, generator=stream) for stream in streams])
+    chance = torch.stack([torch.rand(controls, *trace.layout.cells, generator=stream) for stream in streams])
     found = [choose(trace, i, fixed, judge, names, made[i], chance[i].to(made)) for i in range(len(trace))]
     notes = {key: [one.notes[key] for one in found] for key in found[0].notes}
     return Noted(torch.stack([one.map for one in found]), notes)
@@ -70,7 +70,7 @@ def optimus(
 class Best:
     """One image's best map and how it was found."""
 
-    map: Float[Tensor, "h w"]
+    map: Float[Tensor, "*frames h w"]
     notes: dict[str, Any]
 
 
@@ -85,7 +85,7 @@ def find_judge(name: str) -> Metric:
 # ---------------------------------------------------------------------------------------------------- making them
 
 
-def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[str], Float[Tensor, "B C h w"]]:
+def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[str], Float[Tensor, "B C *frames h w"]]:
     """Every map and its name, all from one run."""
     record, _ = trace.followed()  # the one forward pass that everything below uses
     weighted = Readings(trace)
@@ -107,7 +107,7 @@ def candidates(trace: Trace, target: Target, single_heads: bool) -> tuple[list[s
     layers = [*(f"layer {n}" for n in range(trace.layout.layers)), "mean of layers", "product of layers"]
     names = [f"{h}, {n}, {row}" for h in heads for n in layers for row in ("read-out row", "column mean", "column max")]
     rows = torch.cat([weighted.result(), plain.result()], 1).flatten(1, 3)  # [B C N]
-    return names, trace.map(rows.flatten(0, 1)).reshape(len(trace), -1, *trace.layout.grid)
+    return names, trace.map(rows.flatten(0, 1)).reshape(len(trace), -1, *trace.layout.cells)
 
 
 def quick_maps(trace: Trace, target: Target) -> dict[str, Map]:
@@ -121,7 +121,7 @@ def quick_maps(trace: Trace, target: Target) -> dict[str, Map]:
                 refuse(trace, declared)
                 made = declared.run(trace, target, **one.values)
                 values: Map = made.map if isinstance(made, Noted) else made
-                if values.shape[1:] == trace.layout.grid:
+                if values.shape[1:] == trace.layout.cells:
                     found[one.label] = values.detach()
     return found
 
@@ -167,8 +167,8 @@ def choose(
     target: Target,
     judge: Metric,
     names: list[str],
-    maps: Float[Tensor, "C h w"],
-    chance: Float[Tensor, "R h w"],
+    maps: Float[Tensor, "C *frames h w"],
+    chance: Float[Tensor, "R *frames h w"],
 ) -> Best:
     """The best map of one image, and whether it beats what the best of as many random maps would reach."""
     options = judge.check({})
@@ -189,13 +189,13 @@ def choose(
     return Best(maps[best], notes)
 
 
-def judged(trace: Trace, index: int, target: Target, judge: Metric, maps: Float[Tensor, "C h w"]) -> Scores:
+def judged(trace: Trace, index: int, target: Target, judge: Metric, maps: Float[Tensor, "C *frames h w"]) -> Scores:
     """The metric of many maps of one image."""
     image, wanted = trace.images[index : index + 1], target.of_image(index)
 
     def run(part: slice) -> Scores:
         rows = [index] * (part.stop - part.start)
-        copies = trace.like(image.expand(len(rows), -1, -1, -1).contiguous(), rows)
+        copies = trace.like(image.expand(len(rows), *image.shape[1:]).contiguous(), rows)
         return measure(judge, Case(copies, maps[part], wanted), judge.check({})).value
 
     size = batch_size(trace.layout.footprint[0], image.device)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from vitreous._support.progress import steps
 from vitreous.capture.attention import Attention
-from vitreous.methods.common import check_start, trim, whole
+from vitreous.methods.common import check_start, need_positive, trim, whole
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -41,12 +41,13 @@ def attention_flow(
     edge of its narrowest cut. One flow for each patch, each through L·N² edges.
     """
     check_start(trace, start_layer)
+    need_positive(trace, "attention_flow", trace.attention[start_layer:])
     read = trace.readout.double().cpu().numpy()  # [B N]
     keep = trace.layout.readout
     pipes = [capacities(layer, heads, discard, residual, keep) for layer in trace.attention[start_layer:]]
     patches = trace.layout.patch_tokens
     found = [flows([one[b] for one in pipes], read[b], patches) for b in range(len(trace))]
-    return torch.from_numpy(np.stack(found)).to(trace.images.device).reshape(-1, *trace.layout.grid)
+    return torch.from_numpy(np.stack(found)).to(trace.images.device).reshape(-1, *trace.layout.cells)
 
 
 def capacities(layer: Attention, heads: str, discard: float, residual: float, keep: tuple[int, ...]) -> Any:

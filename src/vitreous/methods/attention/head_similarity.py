@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitreous._support.spread import pooled
 from vitreous.capture.attention import sum_of
 from vitreous.errors import OptionError, Unsupported
 from vitreous.methods.gradient.smoothgrad import smooth_gradient, unit_noise
@@ -18,6 +20,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 Space = Literal["patch", "pixel"]
+SMOOTH = {2: "bilinear", 3: "trilinear"}  # by the number of axes
 
 
 def cass(
@@ -52,19 +55,19 @@ def cass(
 
 def class_saliency(trace: Trace, target: Target, *, space: str, samples: int, sigma: float, seed: int) -> Map:
     """φ = |SmoothGrad|, the mean over channels; summed over each patch in patch space."""
-    grad = smooth_gradient(trace, target, unit_noise(trace, samples, seed), sigma).abs().mean(1)  # [B Y X]
-    return pool_patches(grad, trace.layout.grid) if space == "patch" else grad
+    grad = smooth_gradient(trace, target, unit_noise(trace, samples, seed), sigma).abs().mean(-3)  # [B Y X]
+    return pool_patches(grad, trace.layout.cells) if space == "patch" else grad
 
 
-def pool_patches(values: Float[Tensor, "B Y X"], grid: tuple[int, int]) -> Float[Tensor, "B h w"]:
-    """The sum over each patch."""
-    area = values.shape[1] * values.shape[2] / (grid[0] * grid[1])
-    return F.adaptive_avg_pool2d(values[:, None], grid)[:, 0] * area
+def pool_patches(values: Map, cells: tuple[int, ...]) -> Float[Tensor, "B *cells"]:
+    """The sum over each patch, or over each tubelet."""
+    area = values[0].numel() / math.prod(cells)
+    return pooled(values, cells) * area
 
 
 def similarities(trace: Trace, phi: Map, space: str) -> Float[Tensor, "B L H"]:
     """cos(φ, ρᵀA) of every head, patches only."""
-    wanted = trace.layout.grid if space == "patch" else trace.size
+    wanted = trace.layout.cells if space == "patch" else trace.extent
     if tuple(phi.shape) != (len(trace), *wanted):
         raise OptionError(
             f"the saliency has shape {list(phi.shape)}; {[len(trace), *wanted]} is needed in {space} space"
@@ -79,18 +82,18 @@ def similarities(trace: Trace, phi: Map, space: str) -> Float[Tensor, "B L H"]:
 def similarity(trace: Trace, layer: int, phi: Map, space: str) -> Float[Tensor, "B H"]:
     rows = head_maps(trace, layer)  # [B H h w]
     if space == "pixel":
-        rows = F.interpolate(rows, trace.size, mode="bilinear", align_corners=False)
+        rows = F.interpolate(rows, trace.extent, mode=SMOOTH[len(trace.extent)], align_corners=False)
     return F.cosine_similarity(rows.flatten(2), phi.to(rows).flatten(1)[:, None], dim=-1)
 
 
-def head_maps(trace: Trace, layer: int) -> Float[Tensor, "B H h w"]:
+def head_maps(trace: Trace, layer: int) -> Float[Tensor, "B H *frames h w"]:
     """ρᵀA of every head of a layer, as maps."""
     rows = trace.read_layer(trace.attention[layer]).detach()  # [B H M]
     b, heads, _ = rows.shape
-    return trace.map(rows.flatten(0, 1)).reshape(b, heads, *trace.layout.grid)
+    return trace.map(rows.flatten(0, 1)).reshape(b, heads, *trace.layout.cells)
 
 
 def weighted_heads(trace: Trace, scores: Float[Tensor, "B L H"]) -> Map:
     """Σ_{l,h} S_lh · ρᵀA⁽ˡ⁾ₕ."""
     layers = range(scores.shape[1])
-    return sum_of(torch.einsum("bh,bhyx->byx", scores[:, i], head_maps(trace, i)) for i in layers)
+    return sum_of(torch.einsum("bh,bh...->b...", scores[:, i], head_maps(trace, i)) for i in layers)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -8,8 +9,19 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
-from vitreous.capture.attention_backward import joined, step
-from vitreous.methods.common import check_start, fuse_heads, keeps_all, trim, whole
+from vitreous.capture.attention_backward import joined, split, step
+from vitreous.methods.common import (
+    check_start,
+    fuse_heads,
+    keeps_all,
+    need_positive_rows,
+    repeated_step,
+    trim,
+    trim_slots,
+    whole,
+)
+from vitreous.methods.decoded import read_through
+from vitreous.models.stages import Behind, Places, Stage
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -20,6 +32,8 @@ from vitreous.types import Heads, Map, Row
     cite="abnar2020quantifying",
     attention=True,
     joins=True,
+    stages=True,
+    decodes=True,
     replays=keeps_all,
     quick=True,
     tried=[{"discard": 0.9}, {"heads": "max"}],
@@ -38,27 +52,60 @@ def rollout(
     """How much of each patch reaches, through all layers, the tokens that the classifier reads; the usual attention
     map, the same for every class.
 
-    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first
+    ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first; of a decoder
+    (DETR), first from the query through the decoder's layers to the tokens of the encoder
     """
     formed = Formed(heads)
     layers = trace.formed(formed)
     check_start(trace, start_layer)
-    carried: Row = trace.readout.to(layers[-1].wide)  # [B N]
+    need_positive_rows(trace, "rollout", layers[start_layer:], heads, residual)
+    through = trace.layout.decoder is not None
+    carried: Row = read_through(trace, heads, discard, residual) if through else trace.readout  # [B N]
+    carried = carried.to(layers[-1].wide)
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
     for number, layer in reversed(list(enumerate(layers))[start_layer:]):
-        carried = carried + joins[number].to(carried) if number in joins else carried
+        stage = trace.layout.stage(number)
+        carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
-        if discard > 0:
+        if trace.layout.stages:
+            carried = staged_step(carried, stage, layer, heads, discard, residual, trace.layout.reads_special)
+        elif discard > 0:
             a = whole(layer, heads) if a is None else a
             carried = step(carried, trim(a, discard, trace.layout.readout), residual)
-        elif heads == "mean":  # rows of a mean of softmaxes already sum to one
+        elif heads == "mean" and not layer.mixed:  # rows of a mean of softmaxes already sum to one
             moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
             carried = residual * carried + (1 - residual) * moved
         else:
             carried = sum_steps(carried, layer, heads, residual) if a is None else step(carried, a, residual)
         rows = None
-    return trace.map(carried)
+    return trace.map(carried, start_layer)
+
+
+def staged_step(
+    carried: Behind, stage: Stage, layer: Attention, heads: str, discard: float, residual: float, special: bool
+) -> Places:
+    """One factor of the product where tokens attend in windows or over pooled keys.
+
+    `special`: only special tokens are read, so only their attention to themselves is never discarded.
+    """
+    row = stage.gather(carried)  # [B·W n]
+    real = stage.key_mask(row)
+    if heads == "mean" and discard == 0 and real is None and not layer.mixed:
+        return stage.onward(carried, residual * row, (1 - residual) * layer.read(row).mean(1))
+    if stage.repeats:
+        a = whole(layer, heads)
+        a = a if discard == 0 else trim_slots(a, discard, stage, stage.own(special, carried.device))
+        return repeated_step(carried, stage, a / stage.copies(carried)[:, :, None], residual)
+    if discard == 0:
+        return stage.onward(carried, *split(row, fused(layer, heads), residual, real))
+    a = trim_slots(whole(layer, heads), discard, stage, stage.own(special, carried.device))
+    return stage.onward(carried, *split(row, [(slice(None), slice(None), a)], residual, real))
+
+
+def fused(layer: Attention, heads: str) -> Iterator[tuple[slice, slice | list[int], Tensor]]:
+    """Ā, a few hundred rows of a few windows at a time."""
+    return ((images, rows, fuse_heads(a, heads)) for images, part in layer.pieces() for rows, a in part.chunks())
 
 
 class Formed:
@@ -81,8 +128,4 @@ class Formed:
 
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:
     """Apply `step` to all rows, a few hundred rows of a few images at a time."""
-    return joined(
-        (images, step(carried[images], fuse_heads(a, heads), residual, rows))
-        for images, part in layer.pieces()
-        for rows, a in part.chunks()
-    )
+    return joined((images, step(carried[images], a, residual, rows)) for images, rows, a in fused(layer, heads))

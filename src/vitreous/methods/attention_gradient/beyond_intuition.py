@@ -12,6 +12,7 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.methods.attention.value_runs import Layer, need_blocks, need_chain, record, side_by_side
+from vitreous.methods.common import need_positive
 from vitreous.registry import method
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.run import Finished, Run, gradients
@@ -101,6 +102,7 @@ def relation(trace: Trace, factors: Iterator[Factor]) -> Relation:
     carried = torch.eye(trace.layout.tokens, device=trace.images.device)[read_rows(trace)]
     carried = carried.expand(len(trace), -1, -1)
     for call, heads, columns in factors:
+        need_positive(trace, "beyond_intuition", [call])
         carried = carried.to(call.wide)
         parts = (
             carried[..., run_of(rows)] @ torch.einsum("bh,bhnm->bnm", heads, a.detach())
@@ -181,7 +183,7 @@ def scaled_images(trace: Trace) -> Path:
     """The whole network on α·x."""
 
     def run(rows: list[int], points: Tensor) -> Finished:
-        scaled = (widen(trace.images[rows]) * points.view(-1, 1, 1, 1)).to(trace.images.dtype)
+        scaled = (widen(trace.images[rows]) * points.view(-1, *[1] * (trace.images.ndim - 1))).to(trace.images.dtype)
         if not trace.layout.entries:
             return trace.run(scaled.requires_grad_(), Run.from_pixels().of(rows))
         return trace.run(scaled, from_last(trace).of(rows))

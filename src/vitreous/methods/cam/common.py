@@ -57,7 +57,7 @@ def cam(trace: Trace, target: Target, place: Place, weigh: Weigh, baseline: Base
         patches = trace.to_patches(less_baseline(trace, tokens, baseline))
         if place.at == "norm":
             tokens, grad = trace.to_patches(tokens), trace.to_patches(grad)
-        maps.append(torch.einsum("bhwd,bd->bhw", patches, weigh(tokens, grad)))
+        maps.append(torch.einsum("b...d,bd->b...", patches, weigh(tokens, grad)))
     return sum_layers(trace, maps)
 
 

@@ -26,4 +26,4 @@ def centre(
     y = (torch.arange(h, device=trace.images.device) + 0.5) / h * 2 - 1
     x = (torch.arange(w, device=trace.images.device) + 0.5) / w * 2 - 1
     blob = torch.exp(-(y[:, None] ** 2 + x**2) / (2 * width**2))
-    return blob.expand(len(trace), h, w).clone()
+    return blob.expand(len(trace), *trace.layout.cells).clone()

@@ -22,5 +22,5 @@ def random(
 
     U(0, 1) for each patch, drawn from the image and the seed
     """
-    noise = torch.stack([torch.rand(trace.layout.grid, generator=g) for g in trace.generators(seed)])
+    noise = torch.stack([torch.rand(trace.layout.cells, generator=g) for g in trace.generators(seed)])
     return noise.to(trace.images.device)

@@ -39,4 +39,4 @@ def input_x_gradient(
 def of_pixels(trace: Trace, target: Target) -> Map:
     record = trace.pixels()
     (grad,) = gradients(trace.score(target, record), [record.images])
-    return (record.images.detach().float() * grad.float()).sum(1)
+    return (record.images.detach().float() * grad.float()).sum(-3)

@@ -36,6 +36,6 @@ def integrated_gradients(
     way = (start + point * (images - start) for point in told(points, steps, "integrated_gradients"))
     for weight, grad in zip(weights, trace.input_grads(fixed, way)):
         total += weight * grad.float()
-    parts = ((images - start).float() * total).sum(1)  # [B Y X]
+    parts = ((images - start).float() * total).sum(-3)  # [B Y X]
     gained = end_scores(trace, fixed, images) - end_scores(trace, fixed, start)
-    return Noted(parts, {"completeness_error": parts.sum((1, 2)) - gained.float()})
+    return Noted(parts, {"completeness_error": parts.flatten(1).sum(1) - gained.float()})

@@ -4,9 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
 from vitreous._support.noise import normal
 from vitreous._support.progress import steps
@@ -52,13 +50,11 @@ def unit_noise(trace: Trace, samples: int, seed: int) -> Iterator[Images]:
         yield normal(keys, count, sample).reshape(trace.images.shape)
 
 
-def smooth_gradient(
-    trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1
-) -> Float[Tensor, "B channels Y X"]:
+def smooth_gradient(trace: Trace, target: Target, noise: Iterable[Images], sigma: float, power: int = 1) -> Images:
     """The mean (squared) gradient over the given noise."""
     fixed, images = target.fix(trace.output), trace.images
     flat = images.flatten(1)
-    width = sigma * (flat.amax(1) - flat.amin(1)).float()[:, None, None, None]
+    width = sigma * (flat.amax(1) - flat.amin(1)).float().view(-1, *[1] * (images.ndim - 1))
     total, count = torch.zeros_like(images, dtype=torch.float32), 0
     noisy = ((images + width * unit).to(images.dtype) for unit in noise)
     for grad in trace.input_grads(fixed, noisy):

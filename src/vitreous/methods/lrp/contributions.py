@@ -62,7 +62,7 @@ def contributions(trace: Trace, target: Target) -> Contributions:
 
 def bias_map(trace: Trace, added: list[Added]) -> Map:
     """The contributions of all biases, each at its token; those behind the read-out at the tokens that are read."""
-    total = trace.images.new_zeros(1, *trace.layout.grid, dtype=torch.float32)
+    total = trace.images.new_zeros(1, *trace.layout.cells, dtype=torch.float32)
     for one in added:
         total = total + placed(trace, one.values)
     return total
@@ -71,7 +71,7 @@ def bias_map(trace: Trace, added: list[Added]) -> Map:
 def placed(trace: Trace, values: Tensor) -> Map:
     """Values of the tokens of one image, [N], [H N], [N H], [h w] or one number, on the patch grid."""
     layout, row = trace.layout, values.squeeze()
-    if tuple(row.shape) == layout.grid:
+    if tuple(row.shape) == layout.cells:
         return row[None]
     if row.ndim == 2:  # by head
         row = row.sum(0) if layout.to_grid(row[:1, :, None]) is not None else row.sum(1)

@@ -23,10 +23,10 @@ def relevance_map(trace: Trace, target: Target, table: Table | None, wrt: Litera
     """
     if wrt == "tokens":
         return on_grid(trace, token_relevance(trace, target, table)).sum(-1)
-    return image_relevance(trace, target, table).sum(1)
+    return image_relevance(trace, target, table).sum(-3)
 
 
-def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B h w D"]:
+def on_grid(trace: Trace, tokens: Tensor) -> Float[Tensor, "B *frames h w D"]:
     """Arrange tokens [B N D], [B h w D] or [B D h w] on the patch grid of the first block."""
     if tokens.ndim == 4 and tokens.shape[0] == len(trace):
         for placed in (tokens, tokens.movedim(1, -1)):
@@ -50,7 +50,7 @@ def token_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor
     found = ruled(trace, table)
     if found.first is None:
         raise Unsupported(f"the tokens that enter the first block of {trace.model.name} are not visible; use wrt=image")
-    return relevance_of(found.first, trace, target, found).movedim(trace.batch_axis, 0)
+    return trace.batch_first(relevance_of(found.first, trace, target, found))
 
 
 def image_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor:

@@ -38,20 +38,26 @@ def occlusion(
     if stride > window:
         raise OptionError(f"occlusion.stride={stride} leaves gaps between windows of {window}; use at most {window}")
     fixed, whole = scored_as(trace, target, of)
-    windows = all_windows(trace.layout.grid, window, stride).to(trace.images.device)
+    windows = all_windows(trace.layout.cells, window, stride).to(trace.images.device)
     count, cover = len(trace), filled(trace, fill)
     rows = [image for image in range(count) for _ in windows]
     key = "occlusion", window, stride, fill
-    hidden = scores_hidden(trace, fixed, rows, windows.repeat(count, 1, 1), cover, "occlusion", key)
+    hidden = scores_hidden(trace, fixed, rows, windows.repeat(count, *[1] * len(trace.extent)), cover, "occlusion", key)
     falls = whole[:, None] - hidden.reshape(count, -1)  # [B V]
     share = windows.flatten(1).to(falls)
-    return (falls @ (share / share.sum(0))).reshape(-1, *trace.layout.grid)
+    return (falls @ (share / share.sum(0))).reshape(-1, *trace.layout.cells)
 
 
-def all_windows(grid: tuple[int, int], window: int, stride: int) -> Hidden:
-    """Every window: a rectangle of rows and columns of patches."""
-    rows, columns = (spans(side, min(window, side), stride) for side in grid)  # [r h] [c w]
-    return (rows[:, None, :, None] & columns[None, :, None, :]).flatten(0, 1)
+def all_windows(cells: tuple[int, ...], window: int, stride: int) -> Hidden:
+    """Every window: a rectangle of rows and columns of patches; of a video, so many tubelets long."""
+    every = [spans(side, min(window, side), stride) for side in cells]  # (t T) (r h) (c w)
+    found = torch.ones((1, *[1] * len(cells)), dtype=torch.bool)
+    for axis, some in enumerate(every):
+        shape = [-1 if other == axis else 1 for other in range(len(cells))]
+        found = (found[:, None] & some.view(1, len(some), *[some.shape[1] if n == -1 else 1 for n in shape])).flatten(
+            0, 1
+        )
+    return found
 
 
 def spans(side: int, length: int, stride: int) -> Bool[Tensor, "spans side"]:

@@ -12,12 +12,12 @@ from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
 from vitreous.registry import method
 from vitreous.trace.perturb.drop_tokens import scored_as, scores_of
-from vitreous.trace.perturb.fills import Fill, Stretch, enlarge, filled, stretch
+from vitreous.trace.perturb.fills import Fill, Stretch, enlarge, filled, for_frames, stretch
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map
 
-Cells = Bool[Tensor, "K s s"]
+Cells = Bool[Tensor, "K *tubelets s s"]
 Shifts = Int[Tensor, "K 2"]
 
 
@@ -42,38 +42,45 @@ def rise(
     """
     fixed, _ = scored_as(trace, target, of)
     cover = filled(trace, fill)
-    drawn = [draw(stream, masks, cells, keep, trace.size) for stream in trace.generators(seed)]
+    tubelets = trace.layout.cells[:-2]  # of a video, each has cells of its own
+    drawn = [draw(stream, masks, cells, keep, trace.size, tubelets) for stream in trace.generators(seed)]
     key = "rise", masks, cells, keep, fill, seed
     parts = [mean_shown(trace, i, fixed.of_image(i), cover[i : i + 1], *drawn[i], key) for i in range(len(trace))]
     return torch.stack(parts)
 
 
-def draw(stream: torch.Generator, masks: int, cells: int, keep: float, size: tuple[int, int]) -> tuple[Cells, Shifts]:
+def draw(
+    stream: torch.Generator,
+    masks: int,
+    cells: int,
+    keep: float,
+    size: tuple[int, int],
+    tubelets: tuple[int, ...] = (),
+) -> tuple[Cells, Shifts]:
     """Which cells of each mask are visible, and how many pixels it is shifted up and to the left."""
-    visible = torch.rand(masks, cells, cells, generator=stream) < keep
+    visible = torch.rand(masks, *tubelets, cells, cells, generator=stream) < keep
     shifts = [torch.randint(-(-side // cells), (masks,), generator=stream) for side in size]
     return visible, torch.stack(shifts, 1)
 
 
 def mean_shown(
     trace: Trace, index: int, target: Target, cover: Images, visible: Cells, shifts: Shifts, key: Hashable
-) -> Float[Tensor, "Y X"]:
+) -> Float[Tensor, "*frames Y X"]:
     """The weighted mean of one image; masks are made a few at a time, once for the scores and once for the sum."""
     image = widen(trace.images[index : index + 1])
     coarse, shifts, cover = visible.to(image), shifts.to(image.device), cover.to(image)
     down, across = (stretch_shifted(visible.shape[-1], side, image) for side in trace.size)
 
-    def shown(part: slice) -> Float[Tensor, "K Y X"]:
-        return enlarge(
-            coarse[part], cut(down, shifts[part, 0], trace.size[0]), cut(across, shifts[part, 1], trace.size[1])
-        )
+    def shown(part: slice) -> Float[Tensor, "K *frames Y X"]:
+        own = cut(down, shifts[part, 0], trace.size[0]), cut(across, shifts[part, 1], trace.size[1])
+        return for_frames(trace, enlarge(coarse[part], *own))
 
     def pictures(part: slice) -> Images:
-        return torch.lerp(cover, image, shown(part)[:, None]).to(trace.images.dtype)
+        return torch.lerp(cover, image, shown(part)[..., None, :, :]).to(trace.images.dtype)
 
     y = scores_of(trace, index, target, pictures, len(coarse), "rise", (key, index))
 
-    def sums(part: slice) -> Float[Tensor, "2 Y X"]:
+    def sums(part: slice) -> Float[Tensor, "2 *frames Y X"]:
         seen = shown(part)
         return torch.stack([torch.tensordot(y[part].to(seen), seen, 1), seen.sum(0)])
 

@@ -49,7 +49,7 @@ def tis(
     for index in range(len(trace)):
         drawn = masks_of(trace, index, masks, keep, seed)
         scores = mask_scores(trace, index, graded, drawn, ("tis", index, masks, keep, seed))
-        maps.append(mean_kept(drawn, scores).reshape(trace.layout.grid))
+        maps.append(mean_kept(drawn, scores).reshape(trace.layout.cells))
         counts.append(len(drawn))
     return Noted(torch.stack(maps), {"masks": torch.tensor(counts)})
 
@@ -71,7 +71,7 @@ def channels(trace: Trace, index: int) -> Channels:
     layers = record(trace, [index], list(range(trace.layout.layers)), projections=False)
     need_chain(trace, layers, "tis", "token_ablation or rise")
     outs = [layer.block.out for _, layer in sorted(layers.items()) if layer.block is not None]
-    found = torch.cat([trace.to_patches(out).flatten(0, 2).mT for out in outs]).cpu().double()
+    found = torch.cat([trace.to_patches(out).flatten(0, -2).mT for out in outs]).cpu().double()
     return found[found.amax(1) - found.amin(1) > FLAT * found.abs().amax(1)]
 
 

@@ -36,4 +36,4 @@ def token_ablation(
     def without(i: int) -> Tensor:
         return scores_without(trace, i, fixed.of_image(i), left, "token_ablation", ("token_ablation", i))
 
-    return torch.stack([whole[i] - without(i) for i in range(len(trace))]).reshape(-1, *trace.layout.grid)
+    return torch.stack([whole[i] - without(i) for i in range(len(trace))]).reshape(-1, *trace.layout.cells)

@@ -12,14 +12,14 @@ from torch import Tensor
 from vitreous.capture.attention import widen
 from vitreous.registry import Noted, method
 from vitreous.trace.perturb.drop_tokens import scored_as, scores_of
-from vitreous.trace.perturb.fills import Stretch, enlarge, stretch
+from vitreous.trace.perturb.fills import Stretch, enlarge, for_frames, stretch
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
 FLAT = 1e-6  # a range below this share of the largest value is rounding
 
-Coarse = Float[Tensor, "_ h w"]  # channels or masks
+Coarse = Float[Tensor, "_ *tubelets h w"]  # channels or masks
 
 
 @method(cite="xie2022vit", targeted=True, tokens=True, alone=True, level=True, cheap={"threshold": 0.5})
@@ -46,14 +46,14 @@ def vit_cx(
     fixed, _ = scored_as(trace, target, "logit")
     streams = trace.generators(seed)
     maps, counts = [], []
-    down, across = (stretch(cells, side) for cells, side in zip(features.shape[2:], trace.size))
+    down, across = (stretch(cells, side) for cells, side in zip(features.shape[-2:], trace.size))
     graded = fixed.graded(trace.model.meaning)
     for i in range(len(trace)):
         masks = merged(features[i], down, across, threshold)
         hiding = noise * torch.randn(trace.images.shape[1:], generator=streams[i]) if noise else None
         key = "vit_cx", i, threshold, noise, seed
         scores = mask_scores(trace, i, graded.of_image(i), masks, down, across, hiding, key)
-        maps.append(mean_mask(masks, scores.to(masks), down, across))
+        maps.append(for_frames(trace, mean_mask(masks, scores.to(masks), down, across)[None])[0])
         counts.append(len(masks))
     return Noted(torch.stack(maps).float().to(trace.images.device), {"masks": torch.tensor(counts)})
 
@@ -71,7 +71,8 @@ def from_0_to_1(maps: Coarse, down: Stretch, across: Stretch) -> Coarse:
     large = enlarge(maps, turns(down), turns(across)).flatten(1)
     low, width = large.amin(1), large.amax(1) - large.amin(1)
     varied = width > FLAT * large.abs().amax(1)
-    return (maps[varied] - low[varied, None, None]) / width[varied, None, None]
+    each = (-1, *[1] * (maps.ndim - 1))
+    return (maps[varied] - low[varied].view(each)) / width[varied].view(each)
 
 
 def turns(large: Stretch) -> Stretch:
@@ -117,8 +118,8 @@ def mask_scores(
     def pictures(part: slice) -> Images:
         """The image under each mask, then for each mask the whole image with the same noise."""
         number = torch.arange(part.start, part.stop, device=image.device)
-        mask = enlarge(coarse[number % count], down, across)[:, None]
-        shown = torch.where((number < count)[:, None, None, None], mask, 1)
+        mask = for_frames(trace, enlarge(coarse[number % count], down, across))[..., None, :, :]
+        shown = torch.where((number < count).view(-1, *[1] * image.ndim), mask, 1)
         return (image * shown + hidden * (1 - mask)).to(trace.images.dtype)
 
     if not count:
@@ -129,7 +130,7 @@ def mask_scores(
     return p[:count] - p[count:] + trace.score(target)[index].detach()
 
 
-def mean_mask(masks: Coarse, scores: Scores, down: Stretch, across: Stretch) -> Float[Tensor, "Y X"]:
+def mean_mask(masks: Coarse, scores: Scores, down: Stretch, across: Stretch) -> Float[Tensor, "*tubelets Y X"]:
     """Σ s·M / Σ M / K; upsampling is linear, so the sums are upsampled."""
     both = enlarge(torch.stack([torch.tensordot(scores, masks, 1), masks.sum(0)]), down, across)
     return both[0] / both[1].clamp_min(FLAT) / max(1, len(masks))

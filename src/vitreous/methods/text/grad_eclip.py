@@ -64,7 +64,7 @@ def grad_eclip(
 
     tokens = call.only or trace.read_tokens
     total = sum_of(part(rows) for rows in (call.spans() if tokens is None else [tokens]))
-    return total.clamp_min(0).reshape(-1, *trace.layout.grid)
+    return total.clamp_min(0).reshape(-1, *trace.layout.cells)
 
 
 def similarity(

@@ -35,7 +35,7 @@ MOST = 2**14  # rows read at a time
 class Readings:
     """Outputs and embeddings of rows of equal tokens, each read alone."""
 
-    output: Float[Tensor, "rows C"]
+    output: Float[Tensor, "rows *outputs"]
     embedding: Tensor
 
 
@@ -46,7 +46,7 @@ class Recorded:
     run: Finished
     blocks: list[Block]  # of the layers from `since` on
     token: Float[Tensor, "1 D"]
-    reading: Float[Tensor, "1 C"]
+    reading: Float[Tensor, "1 *outputs"]
 
 
 def recorded(trace: Trace, method: str, since: int) -> Recorded:
@@ -180,4 +180,4 @@ def scored(trace: Trace, found: Readings, target: Target) -> Map:
     """The score of a target, fixed before, that each patch token would get alone."""
     count = len(found.output) // len(trace)
     rows = [image for image in range(len(trace)) for _ in range(count)]
-    return widen(target.of_rows(rows)(found.output, found.embedding)).reshape(-1, *trace.layout.grid)
+    return widen(target.of_rows(rows)(found.output, found.embedding)).reshape(-1, *trace.layout.cells)

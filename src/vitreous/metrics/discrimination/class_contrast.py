@@ -5,6 +5,7 @@ from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.correlation import correlation
 from vitreous.models.output import Meaning
 from vitreous.registry import metric
+from vitreous.trace.apply import read_target
 from vitreous.trace.target import Top, no_classifier
 
 
@@ -22,6 +23,6 @@ def class_contrast(case: Case) -> Measured:
         raise TargetError(f"class_contrast compares two classes; {trace.model.name} has one")
     if trace.model.meaning is Meaning.VALUE:
         raise TargetError(f"class_contrast compares two classes; {trace.model.name} returns values, not classes")
-    best, second = (Top(rank).fix(trace.output) for rank in (1, 2))
+    best, second = (read_target(trace, Top(rank)).fix(trace.output) for rank in (1, 2))
     one = case.map if case.target == best else case.again(trace, best)
     return Measured(1 - correlation(one, case.again(trace, second)).abs())

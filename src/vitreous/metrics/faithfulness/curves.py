@@ -73,7 +73,7 @@ def hide(case: Case, of: Of, hidden: Bool[Tensor, "B T n"], fill: Fill, what: st
     """
     count, sets, _ = hidden.shape
     rows = [image for image in range(count) for _ in range(sets)]
-    variants = hidden.reshape(count * sets, *case.trace.layout.grid)
+    variants = hidden.reshape(count * sets, *case.trace.layout.cells)
     target, cover, key = case.scored(of), filled(case.trace, fill), (what, fill, *which)
     return scores_hidden(case.trace, target, rows, variants, cover, what, key, case.ends).view(count, sets)
 

@@ -36,7 +36,8 @@ def max_sensitivity(
         near = torch.cat([beside(trace, radius, seed * samples + i) for i in range(part.start, part.stop)])
         rows = list(range(count)) * (part.stop - part.start)
         maps = case.again(trace.like(near, rows), case.target.of_rows(rows))
-        change: Tensor = (maps - case.map.repeat(part.stop - part.start, 1, 1)).flatten(1).norm(dim=1)
+        again = case.map.repeat(part.stop - part.start, *[1] * (case.map.ndim - 1))
+        change: Tensor = (maps - again).flatten(1).norm(dim=1)
         return change
 
     at_once = max(1, images_at_once(trace.model, trace.images, trace.inputs) // count)
@@ -49,6 +50,6 @@ def beside(trace: Trace, radius: float, seed: int) -> Images:
     """Each image with uniform noise of its own."""
     images = trace.images
     flat = images.float().flatten(1)
-    width = radius * (flat.amax(1) - flat.amin(1))[:, None, None, None]
+    width = radius * (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (images.ndim - 1))
     noise = torch.stack([torch.rand(images.shape[1:], generator=g) for g in trace.generators(seed)])
     return (images + width * (2 * noise.to(images.device) - 1)).to(images.dtype)

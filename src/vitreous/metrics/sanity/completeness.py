@@ -25,5 +25,5 @@ def completeness(
     trace = case.trace
     without = end_scores(trace, case.target, baseline_images(trace, baseline, 0))
     gained = (end_scores(trace, case.target, trace.images) - without).cpu().double()
-    missed = (case.map.cpu().double().sum((1, 2)) - gained).abs() / gained.abs()
+    missed = (case.map.cpu().double().flatten(1).sum(1) - gained).abs() / gained.abs()
     return Measured(missed.masked_fill(gained == 0, torch.nan).to(case.map))

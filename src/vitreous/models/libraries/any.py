@@ -74,6 +74,9 @@ class Library(Source, Protocol):
     def channels(self, net: nn.Module) -> int | None:
         """How many channels its images have; None if unknown."""
 
+    def frames(self, net: nn.Module) -> int | None:
+        """How many frames it takes, if it takes videos; None: it takes images, or does not tell."""
+
     def meaning(self, net: nn.Module) -> str | None:
         """What its settings say of its outputs: "logits", "sigmoid" or "value"; None if nothing."""
 
@@ -115,6 +118,10 @@ def channels(net: nn.Module) -> int | None:
         fitting = [width // area for width in widths if area and width % area == 0]
         if fitting:
             return 3 if 3 in fitting else fitting[0]
+    return None
+
+
+def frames(net: nn.Module) -> int | None:
     return None
 
 

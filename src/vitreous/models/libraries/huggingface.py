@@ -18,11 +18,13 @@ from vitreous.images.preprocess import IMAGENET, Preprocess, scaled
 from vitreous.models.checkpoint import Convert, State, some
 from vitreous.models.checkpoints.read import Checkpoint, files_of
 from vitreous.models.libraries import any as any_other
-from vitreous.models.libraries import open_clip
+from vitreous.models.libraries import hf_video, open_clip, packed, vlm
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_note
+from vitreous.models.libraries.hf_video import frames as frames
 from vitreous.models.libraries.hub import cached, hub
 from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
+from vitreous.models.libraries.tasks import is_classifier, meaning_of, names_of, stretches
 
 PREFIX = "hf"
 PACKAGE = "transformers"
@@ -54,18 +56,18 @@ def inner(net: Any) -> Any:
 
 def labels(net: nn.Module) -> Mapping[int, str]:
     named: Mapping[Any, str] = getattr(getattr(net, "config", None), "id2label", None) or {}
-    if "Classification" not in type(inner(net)).__name__ or all(str(x).startswith("LABEL_") for x in named.values()):
-        return {}
-    return {int(index): str(label) for index, label in named.items()}
+    return names_of(type(inner(net)).__name__, named)
 
 
 def classifies(net: nn.Module) -> bool | None:
     if hasattr(net, "get_image_features") or open_clip.owns(net):
         return False
-    return "Classification" in type(inner(net)).__name__ if hasattr(net, "main_input_name") else None
+    return is_classifier(type(inner(net)).__name__) if hasattr(net, "main_input_name") else None
 
 
 def meaning(net: nn.Module) -> str | None:
+    if (told := meaning_of(net, type(inner(net)).__name__)) is not None:
+        return told
     config = getattr(net, "config", None)
     problem, one = getattr(config, "problem_type", None), getattr(config, "num_labels", None) == 1
     kinds = {"regression": "value", "multi_label_classification": "sigmoid"}
@@ -82,12 +84,14 @@ def channels(net: nn.Module) -> int | None:
 
 
 def run(net: Any, images: Tensor) -> Any:
+    if packed.packs(net):
+        return packed.run(net, images)
     if hasattr(net, "get_image_features"):  # a model of images and text
         return net.get_image_features(pixel_values=images, **stretch(net, images))
     if open_clip.owns(net):  # code on the hub that keeps CLIP's conventions
         return open_clip.run(net, images)
     if hasattr(net, "main_input_name"):
-        return net(pixel_values=images, **stretch(net, images))
+        return net(**hf_video.inputs(net, images), **stretch(net, images))
     return net(images)  # a network of the user's that keeps a configuration
 
 
@@ -95,7 +99,7 @@ def stretch(net: Any, images: Tensor) -> dict[str, bool]:
     """The option that a network needs if an image has another size than usual."""
     usual = own_size(net)
     other = usual is not None and tuple(images.shape[-2:]) != usual
-    return {"interpolate_pos_encoding": True} if other else {}
+    return {"interpolate_pos_encoding": True} if other and stretches(net) else {}
 
 
 def own_size(net: Any) -> Size | None:
@@ -124,12 +128,19 @@ def preprocess(net: nn.Module, size: Size | None = None) -> Preprocess:
 
 def find_preprocess(net: Any, size: Size | None, local: bool) -> Preprocess:
     """The image processor saved with the network, or else the usual one of its architecture at the network's size."""
-    saved = saved_processor(str(getattr(net.config, "_name_or_path", "")), local)
+    path = str(getattr(net.config, "_name_or_path", ""))
+    if frames(net) is not None:
+        return hf_video.preprocess(net, size, hf_video.saved_processor(path, local))
+    saved = saved_processor(path, local)
+    if saved is not None and vlm.speaks(net):
+        return generic.measured(vlm.transform(net, saved))
     kind = net.config.model_type.replace("_vision_model", "").replace("_with_registers", "")
     if (channels(net) or 3) != 3:
         steps = usual_processor(kind) if saved is None else saved
         made = of_bands(net, steps, size or own_size(net) or (224, 224))
         return replace(made, assumed=saved is None)
+    if packed.packs(net) and size is None:
+        return packed.preprocess(net, saved)
     if saved is not None:
         return adapt(saved) if size is None else resized(saved, size)
     size = size or own_size(net) or (224, 224)
@@ -207,7 +218,7 @@ def adapt(given: Any, channels: int = 3) -> Preprocess:
     if hasattr(given, "image_processor") and not hasattr(given, "image_mean"):
         return adapt(given.image_processor, channels)
     if callable(given) and hasattr(given, "image_mean") and channels == 3:
-        return generic.measured(lambda image: given(images=image, return_tensors="pt")["pixel_values"])
+        return generic.measured(lambda image: hf_video.one_frame(given, image))
     return generic.adapt(given, channels)
 
 

@@ -15,6 +15,7 @@ from vitreous.models.checkpoint import State
 from vitreous.models.libraries import any as any_other
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
+from vitreous.models.libraries.any import frames as frames
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name

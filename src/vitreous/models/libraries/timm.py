@@ -17,6 +17,7 @@ from vitreous.models.checkpoint import Blank, Convert, State
 from vitreous.models.checkpoints.read import ENDINGS
 from vitreous.models.libraries.any import Loaded, Size, stated_size
 from vitreous.models.libraries.any import channels as channels
+from vitreous.models.libraries.any import frames as frames
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import run as run
 from vitreous.models.libraries.any import text as text

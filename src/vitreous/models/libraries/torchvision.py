@@ -18,6 +18,7 @@ from vitreous.models.checkpoints.read import Checkpoint
 from vitreous.models.libraries.any import Loaded, Size, cropped, stated_size
 from vitreous.models.libraries.any import channels as channels
 from vitreous.models.libraries.any import classifies as classifies
+from vitreous.models.libraries.any import frames as frames
 from vitreous.models.libraries.any import labels as labels
 from vitreous.models.libraries.any import meaning as meaning
 from vitreous.models.libraries.any import name as name

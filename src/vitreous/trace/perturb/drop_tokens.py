@@ -248,11 +248,11 @@ def try_guess(trace: Trace, index: int, left: Left) -> tuple[bool, Trial] | None
 def can_drop(trace: Trace, index: int, left: Left) -> tuple[bool, Trial]:
     """Whether the output is unchanged if no token is dropped, and independent of the content of a dropped token."""
     layout, image = trace.layout, trace.images[index : index + 1]
-    middle = layout.token(layout.grid[0] // 2, layout.grid[1] // 2)
+    middle = layout.token(*layout.middle)
     tried = left[[0, len(left) // 2]].tolist() if len(left) else []
     gone = torch.zeros(3 + len(tried), layout.tokens, dtype=torch.bool, device=image.device)
     gone[range(1, len(gone)), [middle, middle, *tried]] = True
-    images = image.expand(len(gone), -1, -1, -1).contiguous()
+    images = image.expand(len(gone), *image.shape[1:]).contiguous()
 
     def run(part: slice, tokens: bool) -> Tensor:
         some, row = images[part], 2 - part.start
@@ -284,7 +284,7 @@ def spoil(trace: Trace, token: int, row: int, stream: Tensor) -> Tensor:
 def spoilt_pixels(trace: Trace, image: Tensor) -> Tensor:
     """An image with another patch in the middle."""
     layout, spoilt = trace.layout, image.clone()
-    spoilt[(..., *layout.rectangle(layout.grid[0] // 2, layout.grid[1] // 2))] += 1
+    spoilt[layout.where(*layout.middle)] += 1
     return spoilt
 
 

@@ -22,7 +22,8 @@ Stretch = Float[Tensor, "..."]  # [size cells], possibly per mask: the weight of
 def filled(trace: Trace, fill: Fill) -> Images:
     """The fill of each image: its mean colour, the blurred image, or zero (after normalisation, the mean colour)."""
     if fill == "mean":
-        return widen(trace.images).mean((2, 3), keepdim=True).to(trace.images.dtype).expand_as(trace.images)
+        every = (-2, -1) if len(trace.extent) == 2 else (1, -2, -1)  # a video has one mean colour
+        return widen(trace.images).mean(every, keepdim=True).to(trace.images.dtype).expand_as(trace.images)
     return baseline_images(trace, fill, seed=0)
 
 
@@ -32,9 +33,18 @@ def stretch(cells: int, size: int) -> Float[Tensor, "size cells"]:
     return F.interpolate(each, (size, cells), mode="bilinear", antialias=True)[0, 0]
 
 
-def enlarge(coarse: Float[Tensor, "K a b"], down: Stretch, across: Stretch) -> Float[Tensor, "K Y X"]:
-    """Coarse masks upsampled to the size of the image."""
+def enlarge(coarse: Float[Tensor, "K *frames a b"], down: Stretch, across: Stretch) -> Float[Tensor, "K *frames Y X"]:
+    """Coarse masks upsampled to the size of the image; of a video, those of each tubelet."""
+    if coarse.ndim == 4 and down.ndim == 3:  # each mask has its own
+        down, across = down[:, None], across[:, None]
     return down @ coarse @ across.mT
+
+
+def for_frames(trace: Trace, masks: Float[Tensor, "K *tubelets Y X"]) -> Float[Tensor, "K *frames Y X"]:
+    """The masks of tubelets for each frame of a video; those of images are unchanged."""
+    if len(trace.extent) == 2:
+        return masks
+    return masks[:, [max(0, time) for time in trace.layout.moments(trace.extent[0])]]
 
 
 def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:

@@ -24,7 +24,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Tokens
 
-Hidden = Bool[Tensor, "V h w"]
+Hidden = Bool[Tensor, "V *frames h w"]
 Hide = Callable[[Sequence[int], Hidden], Finished]
 LOCAL = "can tokens be exchanged in place of pixels?"
 
@@ -73,11 +73,15 @@ def hide_tokens(trace: Trace, cover: Images) -> Hide:
     return hide
 
 
-def pixels_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V 1 Y X"]:
+def pixels_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V *frames 1 Y X"]:
     """The pixels of the hidden patches; pixels that belong to no patch are never hidden."""
     rows, columns = (torch.tensor(trace.layout.lines(axis, trace.size[axis]), device=hidden.device) for axis in (0, 1))
     inside = (rows >= 0)[:, None] & (columns >= 0)
-    return (hidden[:, rows[:, None], columns] & inside)[:, None]
+    found = hidden[..., rows[:, None], columns] & inside
+    if len(trace.extent) == 3:
+        times = torch.tensor(trace.layout.moments(trace.extent[0]), device=hidden.device)
+        found = found[:, times] & (times >= 0)[:, None, None]
+    return found[..., None, :, :]
 
 
 def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
@@ -116,8 +120,8 @@ def is_local(trace: Trace) -> bool:
     layout = trace.layout
     if not layout.layers or len(layout.blocks) != layout.layers or layout.alone:
         return False
-    middle = torch.zeros(1, *layout.grid, dtype=torch.bool, device=trace.images.device)
-    middle[0, layout.grid[0] // 2, layout.grid[1] // 2] = True
+    middle = torch.zeros(1, *layout.cells, dtype=torch.bool, device=trace.images.device)
+    middle[(0, *layout.middle)] = True
     image = trace.images[:1]
     changed = torch.where(pixels_of(trace, middle), image + 1, image)
     streams, whole = entered(trace, torch.cat([image, image + 1, changed]), [0, 0, 0], stop=False)

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from vitreous.capture.attention import widen
 from vitreous.capture.capture import NORMS, SDPA, additive
 from vitreous.capture.narrowed_block import own_thread
-from vitreous.capture.unfused import PRODUCTS, TAG, Soft
+from vitreous.capture.unfused import PRODUCTS, SOFTMAX, TAG, Soft
+from vitreous.models.layout import Layout
 from vitreous.models.register_tokens import UNITS
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads
@@ -67,6 +68,7 @@ class Lean(TorchFunctionMode):
         self.gone, self.left = gone if left is None else one_gone(trace, left), left
         self.axis, self.layout = trace.batch_axis, trace.layout
         self.tokens = tokens or trace.layout.tokens
+        self.late = late_keys(trace.layout) if self.gone is not None else {}
         self.seen = 0  # layers
         self.calls = -1  # attention calls
 
@@ -78,6 +80,8 @@ class Lean(TorchFunctionMode):
             return self.attend(func, *args, **kwargs)
         if func in PRODUCTS:
             return func(*self.forget(args), **{name: self.forget((value,))[0] for name, value in kwargs.items()})
+        if func in SOFTMAX and self.gone is not None and self.layout.mixed:
+            return self.without(func(*args, **kwargs))
         if func is F.linear or func in NORMS:
             return self.once(func, args, kwargs)
         if func is F.conv2d and self.seen == 0 and len(args[0]) == 1:
@@ -101,16 +105,16 @@ class Lean(TorchFunctionMode):
     ) -> Tensor:
         """Attention with the dropped tokens masked."""
         mask = kw.pop("attn_mask", mask)
-        if not self.mine() or k.shape[-2] != self.tokens:
+        if not self.mine() or (k.shape[-2] != self.tokens and k.shape[-2] not in self.late):
             return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
         if self.left is not None and mask is None and not rest and all(one_image(t) for t in (q, k, v)):
             parts = self.common(lambda: ways(widen(q[:1]), widen(k[:1]), widen(v[:1]), kw.get("scale")))
             return left_out(parts, self.left).to(q.dtype)
         if self.gone is not None:
             mask = additive(mask, False, q, k)
-            hidden = self.keys(q.ndim, len(q), q.dtype)
+            hidden = self.keys(q.ndim, len(q), q.dtype, k.shape[-2])
             mask = hidden if mask is None else mask + hidden
-        self.seen += q.shape[-2] == self.tokens
+        self.seen += q.shape[-2] == self.tokens or k.shape[-2] in self.late
         return func(q, k, v, mask, *rest, **kw)  # type: ignore[no-any-return]
 
     def mine(self) -> bool:
@@ -118,10 +122,13 @@ class Lean(TorchFunctionMode):
         self.calls += 1
         return self.calls not in self.layout.foreign
 
-    def keys(self, ndim: int, rows: int, dtype: torch.dtype) -> Tensor:
-        """−∞ for every dropped key, in the axes of the attention scores."""
+    def keys(self, ndim: int, rows: int, dtype: torch.dtype, count: int | None = None) -> Tensor:
+        """−∞ for every dropped key, in the axes of the attention scores; `count`: of keys, if others come late."""
         assert self.gone is not None
         gone = self.gone.repeat_interleave(rows // len(self.gone), 0)  # the first axis may include the heads
+        if count in self.late and count != self.tokens:
+            token = self.late[count].to(gone.device)
+            gone = gone[:, token.clamp_min(0)] & (token >= 0)
         hidden = torch.zeros(gone.shape, dtype=dtype, device=gone.device).masked_fill_(gone, -torch.inf)
         return hidden.view(rows, *[1] * (ndim - 2), -1)
 
@@ -132,18 +139,30 @@ class Lean(TorchFunctionMode):
             for a in args
         )
 
+    def without(self, weights: Tensor) -> Tensor:
+        """A softmax over all tokens without the dropped ones, before it is changed."""
+        count = weights.shape[-1]
+        foreign = self.calls + 1 in self.layout.foreign
+        if foreign or weights.ndim < 3 or (count != self.tokens and count not in self.late):
+            return weights
+        wide = widen(weights) * self.keys(weights.ndim, len(weights), torch.float32, count).exp()
+        return (wide / wide.sum(-1, keepdim=True)).to(weights.dtype)
+
     def forgotten(self, a: Any, soft: Soft | None) -> Any:
         if soft is None or not self.mine():
             return a
         weights = a.mT if soft.turned else a
-        if weights.shape[-1] != self.tokens:
+        count = weights.shape[-1]
+        if count != self.tokens and count not in self.late:
             return a
-        self.seen += weights.shape[-2] == self.tokens
+        self.seen += weights.shape[-2] == self.tokens or count in self.late
         if self.gone is None:
             return a
         wide = widen(weights)
         sunk = 1 - wide.sum(-1, keepdim=True) if soft.part else 0.0  # what a sink takes
-        wide = wide * self.keys(a.ndim, len(a), torch.float32).exp()
+        wide = wide * self.keys(a.ndim, len(a), torch.float32, count).exp()
+        if soft.mixed:  # its softmaxes sum to one; what they are changed to may have any sum
+            return wide.to(a.dtype)
         found = (wide / (wide.sum(-1, keepdim=True) + sunk)).to(a.dtype)
         return found.mT if soft.turned else found
 
@@ -176,6 +195,19 @@ class Lean(TorchFunctionMode):
         kept = (~self.gone[:, self.layout.patch_run if count != self.tokens else slice(None)]).to(x.dtype)  # [V n]
         weights = (kept / kept.sum(1, keepdim=True).clamp_min(1))[..., None]
         return (x * (weights if self.axis == 0 else weights.transpose(0, 1))).sum(along, keepdim)
+
+
+def late_keys(layout: Layout) -> dict[int, Tensor]:
+    """The token of each key (−1: none) in layers that have more tokens than the first, by the number of keys."""
+    found: dict[int, Tensor] = {}
+    for stage in layout.stages:
+        keys = stage.keys
+        single = stage.windows == 1 and len(keys.slot) == keys.size and stage.grid == layout.grid
+        if single and keys.size > layout.tokens and not layout.prefix:
+            place = torch.empty_like(keys.place).scatter_(0, keys.slot, keys.place)
+            cells = torch.tensor([-1] * stage.special + layout.patch_tokens)
+            found[keys.size] = cells[place.cpu()]
+    return found
 
 
 def one_image(t: Tensor) -> bool:

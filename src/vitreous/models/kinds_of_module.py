@@ -1,0 +1,21 @@
+"""What a module is: quantised, compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def is_int8(net: nn.Module) -> bool:
+    """Whether torch quantised its weights: its kernels for them have no backward."""
+    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
+
+
+def is_quantised(module: Any) -> bool:
+    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    own = module.__dict__
+    return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None

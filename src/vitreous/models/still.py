@@ -1,0 +1,52 @@
+"""A network that holds still while it is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitreous.models.kinds_of_module import is_compiled
+from vitreous.models.libraries import CHECKPOINTING, HOOKS
+
+FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
+
+
+@dataclass(frozen=True)
+class Still:
+    """What is known of a network that holds still."""
+
+    names: dict[int, str]  # of its modules, by identity
+    hooked: bool  # someone has hooked into it, so that every run must go to its end
+
+
+@contextmanager
+def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool) -> Iterator[Still]:
+    """Hold a network in eval mode, uncompiled, for one thread; restore everything on exit.
+
+    `wrapped`: it is inside another module, such as that of torch.compile.
+    """
+    with lock, ExitStack() as stack:
+        names, compiled, hooked = {}, wrapped, False
+        left = [("", net)]
+        while left:
+            name, module = left.pop()
+            own = module.__dict__  # asked directly: this walk is part of every run
+            if id(module) in names:
+                continue
+            names[id(module)] = name
+            inner = own["_modules"].items()
+            left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
+            compiled = compiled or is_compiled(module)
+            hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
+            for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
+                if own.get(flag) is True:
+                    stack.callback(setattr, module, flag, True)
+                    setattr(module, flag, False)
+        if compiled:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield Still(names, hooked)
