@@ -44,7 +44,9 @@ DIFFERENT = {  # the same word for something else
         "Layer from 0, or from the end by -1, -2, …; or all.",
         "Outliers after this layer; most: after the one with the most.",
     },
-    "--method": {  # of the maps of an image, and rows of a leaderboard
+    "--method": {  # of the maps of an image, of its words, and rows of a leaderboard
+        "One method; see: vitreous methods.",
+        "gradient, gae or occlusion.",
         "Methods, separated by commas, or all; see: vitreous methods.",
         "Methods, separated by commas, or all; each may have options of its own: gae,gae:start_layer=2.",
     },

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
-from vitreous.capture.attention_backward import Entry
+from vitreous.capture.entries import Entry
 from vitreous.errors import Unsupported
 from vitreous.models.decoder import Decoder
 from vitreous.models.readers import Readers
