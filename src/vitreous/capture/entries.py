@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import same
 from vitreous.capture.capture import NORMS, Capture, linear_parts
+from vitreous.errors import Unsupported
 
 BATCH_NORM = {F.batch_norm, torch.batch_norm}
 Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", n): what the n-th linear layer reads

@@ -22,6 +22,7 @@ from vitreous.cli.results import (
     BATCH,
     SHOWN,
     Batch,
+    Found,
     Summary,
     check_out,
     named_file,
@@ -68,8 +69,7 @@ def run(
     plan, given = make_plan(methods, settings), find_sources(sources, limit)
     check_early(out, given, formats)
     model = with_frames(load(), frames)
-    found = given if model.frames is None else find_videos(sources, limit)
-    folder, found, kinds = where_to(out, found, formats)
+    folder, found, kinds = where_to(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_film(kinds, model)
     if beside.like is not None:
         own = found.names[found.files[0]] if folder != out else None
