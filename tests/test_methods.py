@@ -84,7 +84,8 @@ def test_battery(method: str, name: str) -> None:
     model.layout_at(entry.size)
     before = state(model.net)
     unable = (method in IN_MODULES and not entry.blocks) or (method in ONE_GRID and entry.merges)
-    if (METHODS[method].attention and not entry.flow) or unable:
+    followed = entry.flow or (entry.stages and METHODS[method].stages)
+    if (METHODS[method].attention and not followed) or unable:
         with pytest.raises(Unsupported):
             vitreous.explain(model, images, method, target)
         assert state(model.net) == before

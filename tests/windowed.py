@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -165,3 +166,9 @@ def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Model, Tensor]
     net, size = network(name, dtype)
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(5)).to(dtype)
     return Model(net, name=name.lower()), images
+
+
+@cache
+def kept(name: str) -> tuple[Model, Tensor]:
+    """The same, made once."""
+    return model(name)

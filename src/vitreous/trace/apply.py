@@ -144,6 +144,12 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
 
 
+def between_all(layout: Layout, name: str, what: str) -> str | None:
+    """A sentence on why something else than a method, which needs attention between all tokens, does not work."""
+    said = why_not(layout, name, replace(METHODS["attention"], stages=False))
+    return None if said is None else said.replace("attention needs", f"{what} needs", 1)
+
+
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
     chosen = Top(1) if target is None else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
