@@ -23,6 +23,7 @@ FRAMES, SIDE, PATCH = 4, 24, 8
 SHARED: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 5}
 PLAIN = ("videomae", "vivit", "vjepa2")
 ALL = (*PLAIN, "timesformer")
+SHOWN = {"videomae": "VideoMAE", "vivit": "ViViT", "vjepa2": "V-JEPA 2", "timesformer": "TimeSformer"}
 
 
 def build(kind: str, attention: str = "sdpa", frames: int = FRAMES) -> nn.Module:
