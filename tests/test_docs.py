@@ -113,8 +113,24 @@ def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
         return huggingface.load_base(name, weights, size)
     if any(word in name.lower() for word in ("llava", "smolvlm")):
         return speaking(name)
+    if "segformer" in name:
+        import test_dense_families as families
+
+        net = families.awake(families.segformer())
+        net.config.id2label = dict(enumerate(["cat", "dog", "sofa", "table", "floor"]))
+        return loaded(net, Path(name).name)
+    if any(word in name for word in ("detr", "yolos")):
+        return detecting(name)
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
     return loaded(zoo.ZOO[kind].make(), Path(name).name)
+
+
+def detecting(name: str) -> Loaded:
+    import detectors
+
+    if "detr" in name:
+        return Loaded(detectors.detr(), cropped(detectors.LARGE, *IMAGENET), Path(name).name)
+    return Loaded(detectors.yolos(num_detection_tokens=20), cropped(detectors.WIDE, *IMAGENET), Path(name).name)
 
 
 def speaking(name: str) -> Loaded:
@@ -393,6 +409,7 @@ LONG = (
         "coming-from.md",
         "concepts.md",
         "inputs.md",
+        "detection.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",

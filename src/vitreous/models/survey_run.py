@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import Unfrozen
+from vitreous.capture.entries import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs

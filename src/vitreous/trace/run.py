@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from vitreous._support.memory import capturing, later
 from vitreous.capture.attention import Attention, same, widen
-from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
+from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Enough, Forms
+from vitreous.capture.entries import CutAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
 from vitreous.errors import ModelError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
