@@ -75,6 +75,8 @@ def look(model: Network, images: Tensor) -> Seen:
     seen = watch(model, images[:1])
     if len(seen.output) != 1:
         rows = f"{model.name} returns {len(seen.output)} rows for one image"
+        if images.ndim == 5:
+            raise ModelError(f"{rows.replace('image', 'video')}, one a frame?; join them: Model(net, forward=…)")
         raise ModelError(f"{rows}; say which is the image's: Model(net, forward=lambda x: net(x)[:1])")
     return seen
 

@@ -184,7 +184,10 @@ def perform(
             last, times = block_of(model, layout, layout.layers - 1), layout.blocks.count(layout.blocks[-1])
             stack.callback(leaving(last, times, how.leave).remove)
         if how.extend is not None:
-            blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
+            if layout.blocks_since(0) == layout.layers:
+                blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
+            else:
+                blocks = [model.module.get_submodule(name) for name in layout.blocks]
             stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
