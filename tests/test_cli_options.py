@@ -67,7 +67,7 @@ READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
 STORED = {
     f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
 }  # resumed, not replaced
-DRAW = {"vitreous explain", "vitreous cass", "vitreous maximize", *(f"vitreous inspect {view}" for view in VIEWS)}
+DRAW = {"vitreous ask", "vitreous words", "vitreous explain", "vitreous cass", "vitreous maximize", *(f"vitreous inspect {view}" for view in VIEWS)}
 
 
 def commands(path: str = "vitreous", command: Any = None) -> Iterator[tuple[str, Any]]:
@@ -181,7 +181,7 @@ def test_a_group_is_its_options() -> None:
     made = typer.main.get_command(one)
     made.main(["a", "--limit", "2", "--seed", "5"], standalone_mode=False)
     assert seen == {"name": "a", "choice": Choice(limit=2, seed=5), "out": 3}
-    assert list(options(made))[:4] == ["--limit", "--sample", "--seed", "--out"] and made.help == "Do it."
+    assert list(options(made))[:4] == ["--inputs", "--limit", "--sample", "--seed"] and made.help == "Do it."
 
 
 def test_a_group_may_extend_another() -> None:
@@ -189,7 +189,7 @@ def test_a_group_may_extend_another() -> None:
     class More(Choice):
         more: Limit = 4
 
-    assert More(limit=1).more == 4 and list(More.__dataclass_fields__) == ["limit", "sample", "seed", "more"]
+    assert More(limit=1).more == 4 and list(More.__dataclass_fields__) == ["inputs", "limit", "sample", "seed", "more"]
 
 
 @pytest.mark.parametrize("file", sorted(CLI.glob("*.py")), ids=lambda file: file.name)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from PIL import Image
 
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, attribute_all
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution
 from vitreous.cli.alike import Plan, explain_alike
 from vitreous.cli.arguments import Beside, Settings, pick_methods
 from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
-from vitreous.cli.explained import Explanation, Form, Grid, Writer
+from vitreous.cli.explained import Explanation, Form, Grid, Writer, called
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
@@ -78,8 +78,7 @@ def run(
     inputs = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
-    one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
-    size = 1 if one_by_one else min(BATCH, images_at_once(model))
+    size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
         try:
@@ -112,14 +111,6 @@ def run(
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, writer, as_json)
     raise typer.Exit(summary.code)
-
-
-def keeps_shapes(model: Model) -> bool:
-    """Whether its preprocessing keeps the shape of images, as that of detectors does, so that they fit no batch."""
-    if model.channels != 3:
-        return False
-    wide, high = (model.preprocess(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
-    return wide != high
 
 
 def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:
@@ -291,6 +282,6 @@ def short(value: Any) -> str:
 def seen(entry: dict[str, Any]) -> str:
     top = entry["top"][:3]
     return ", ".join(
-        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
+        f"{called(t)} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
         for t in top
     )

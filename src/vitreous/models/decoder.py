@@ -94,9 +94,9 @@ def is_decoded(tensor: Tensor, decoded: int, seen: Seen, flow: DataFlow) -> bool
     return bool(flow.below(tensor.grad_fn) & decoded)
 
 
-def entry_of(met: Met, decoder: Decoder | None) -> Entry:
+def entry_of(met: Met) -> Entry:
     """Where the tokens that enter a layer are made; hidden where positions are added for queries and keys only."""
-    return HIDDEN if decoder is not None and met.entry[0] == "linear" else met.entry
+    return HIDDEN if met.entry[0] == "linear" else met.entry
 
 
 def values(call: Attention) -> Tensor:

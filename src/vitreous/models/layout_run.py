@@ -20,8 +20,9 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
+from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of, find_decoder
+from vitreous.models.decoder import entry_of
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -30,13 +31,13 @@ from vitreous.models.obstacles import (
     Obstacle,
     find_obstacle,
     layer_numbers,
-    one_chain,
     other_shapes,
+    read_chain,
     several_reads,
     unlike,
 )
 from vitreous.models.output import Form
-from vitreous.models.readers import Readers, find_readers
+from vitreous.models.readers import find_readers
 from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
@@ -97,13 +98,13 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    every = flow.read() if flow.known else list(range(len(seen.calls)))
-    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
-    chain = one_chain(read, seen, flow, ends)
-    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
-        read, decoder = find_decoder(seen, flow, every) or (read, None)
-        chain = one_chain(read, seen, flow, ends)
-    separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    read, separate, decoder = read_chain(seen, flow, ends, given is None)
+    branched = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    if branched and len(size) == 2 and unlike([seen.calls[i] for i in read]) is None:
+        cuts = candidates(survey, size, seen.images.shape[1])
+        branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
+        if branch is not None:
+            return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
@@ -122,15 +123,16 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None
-    if obstacle is not None and not obstacle.separate:
-        staged = find_staged(model, seen, read, flow, ends, size, places)
-    if staged is not None:
+    asked = obstacle is not None and not obstacle.separate and not obstacle.final
+    staged = find_staged(model, seen, read, flow, ends, size, places) if asked else None
+    if isinstance(staged, str) and obstacle is not None:
+        obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
+    if isinstance(staged, Found):
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
         if model.form is Form.WORDS:
-            found = replace(found, readers=staged_readers(staged, seen))
+            found = replace(found, readers=staged.readers(seen))
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
         obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
     if obstacle is not None and obstacle.separate:
@@ -142,12 +144,12 @@ def read_geometry(
         flat_blocks=once if flat else (),
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
-        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
-        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
-        footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
+        entries=tuple(entry_of(met) if decoder else met.entry for met in ways if met) if all(ways) else (),
+        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and isinstance(staged, Found)),
+        footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
-    if staged is not None:
+    if isinstance(staged, Found):
         orders = {
             count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
         }
@@ -168,6 +170,12 @@ def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) ->
     """Whether the first axis of the tokens is not that of the images; `windows`: they may share it with windows."""
     leading = [len(met.tokens) for met in ways if met is not None and met.tokens.ndim > 2]
     return any(size % images > 0 if windows else size != images for size in leading)
+
+
+def footprint(seen: Seen) -> tuple[int, int]:
+    """The bytes that one image takes: without gradients, and with."""
+    memory = seen.survey.memory
+    return 6 * memory.largest // seen.count, 3 * memory.made // (2 * seen.count)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
@@ -294,19 +302,16 @@ def find_staged(
     ends: list[Tensor],
     size: Extent,
     places: Places | None,
-) -> Found | None:
-    """The stages of a model whose layers differ in their tokens, if they can be measured."""
+) -> Found | str | None:
+    """The stages of a model whose layers differ in their tokens, or why they cannot be measured; None: not asked."""
     if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
         return None
     if unlike([seen.calls[number] for number in read]) is not None:
         return None
-    found: Found | str
     if len(size) == 3:
-        found = find_divided(model, seen, read, ends, places, size)
-    else:
-        grids = candidates(seen.survey, size, seen.images.shape[1])
-        found = find_stages(model, seen, read, flow, grids, (size[0], size[1]))
-    return None if isinstance(found, str) else found
+        return find_divided(model, seen, read, ends, places, size)
+    grids = candidates(seen.survey, size, seen.images.shape[1])
+    return find_stages(model, seen, read, flow, grids, (size[0], size[1]))
 
 
 def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
@@ -335,16 +340,6 @@ def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
 
 
 # -------------------------------------------------------------------------------------------------------- read-out
-
-
-def staged_readers(staged: Found, seen: Seen) -> Readers:
-    """The places behind the last layer that each word of an output [B P C] is read from."""
-    step, slots = staged.steps[-1], staged.stages[-1].queries
-    found = find_readers(seen.output, step.call.node, lambda t: step.rows.arrange(step.call.fold(t), seen.count))
-    if found is None or slots.windows > 1:
-        return ()
-    place = dict(zip(slots.slot.tolist(), slots.place.tolist()))
-    return tuple(tuple(place[slot] for slot in some) for some in found)
 
 
 def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) -> Layout:

@@ -13,7 +13,8 @@ from fastapi.responses import Response, StreamingResponse
 
 from vitreous._support.arrays import plain
 from vitreous._support.words import finite
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.images.pictures import Picture
 from vitreous.models.output import Form
 from vitreous.plot.colour import is_control, limits
