@@ -197,7 +197,8 @@ def test_each_image_has_its_own_target(model: Model, images: Tensor) -> None:
     [
         ("dog@40,2", "lies outside the image, which has 32×32 pixels"),
         ("dog@40,2,50,9", "lies outside what"),
-        ("dog@nowhere.png", "no place and no mask"),
+        ("dog@nowhere.png", "nowhere.png: no such mask"),
+        ("dog@nowhere", "no place and no mask"),
         ("dog@1,2,3", "no place and no mask"),
         ("9@1,2", "class 9 is out of range"),
         ("bird@1,2", "unknown class 'bird'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,19 @@ import vlms
 import zoo
 from PIL import Image
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
 import vitreous
 from vitreous import Model, Trace
+from vitreous.capture.capture import Capture, names_of
 from vitreous.cli.main import app
 from vitreous.errors import InputError, ModelError, OptionError, TargetError, Unsupported
 from vitreous.models.libraries import vlm
 from vitreous.models.speaker import Speaker, WordsModel, spell
+from vitreous.trace.rules.gradient import CP_LRP
+from vitreous.trace.rules.libra import LIBRA
+from vitreous.trace.rules.mode import Rules
 from vitreous.trace.word import Word, parse_words
 
 QUESTION = "what is this ?"
@@ -74,7 +80,7 @@ def rows(pixels: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-# ------------------------------------------------------------------------------------------------------ questions and answers
+# ------------------------------------------------------------------------------------------ questions and answers
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,7 +139,7 @@ def test_ask_explains_every_word_and_saves(tmp_path: Path) -> None:
 def test_targets_of_an_answer() -> None:
     own = speaker("llava")
     model = own.model(QUESTION, "a dog on the red sofa .")
-    assert [word.text for word in model.words] == "a dog on the red sofa .".split()
+    assert [word.text for word in model.words] == ["a", "dog", "on", "the", "red", "sofa", "."]
     output = model.run(images())
     dog, cat = vlms.NAMES.index("dog"), vlms.NAMES.index("cat")
     for given, places, ids in (
@@ -156,7 +162,8 @@ def test_targets_of_an_answer() -> None:
     assert default == ("answer", "answer")
     share = output.softmax(-1)[0, 1, dog]
     assert parse_words(1, model).title(model, output, 0) == f"dog {float(share):.0%}"
-    for wrong, said in (("top-1", "token:WORD"), ("token:zebra", "no word"), ("word:9", "out of range"), (True, "not a")):
+    wrongs = {"top-1": "token:WORD", "token:zebra": "no word", "word:9": "out of range", True: "not a"}
+    for wrong, said in wrongs.items():
         with pytest.raises(TargetError, match=said):
             parse_words(wrong, model)
     with pytest.raises(TargetError, match="answers no question"):
@@ -208,7 +215,281 @@ def test_an_image_of_zeros_is_an_image() -> None:
     assert torch.allclose(model.run(images() * 0), model.run(images() * 0 + 1e-30), atol=1e-6)
 
 
-# -------------------------------------------------------------------------------------------- processors and the command
+# --------------------------------------------------------------------------------- attention through both parts
+
+
+class Softmaxes(TorchFunctionMode):
+    """Keeps every softmax of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.softmax:
+            self.kept.append(out)
+        return out
+
+
+def tower_order(kind: str) -> list[tuple[int, int]]:
+    """The row and column of each token of a tower, written out; (−1, −1): CLS."""
+    side = vlms.GRIDS[kind][0]
+    if "qwen" not in kind:
+        plain = [(row, column) for row in range(side) for column in range(side)]
+        return [(-1, -1), *plain] if kind == "llava" else plain
+    window = 4 if kind == "qwen2_5" else side  # patches along a window
+    return [
+        (wy + cy + y, wx + cx + x)
+        for wy in range(0, side, window)
+        for wx in range(0, side, window)
+        for cy in range(0, window, 2)
+        for cx in range(0, window, 2)
+        for y in range(2)
+        for x in range(2)
+    ]
+
+
+class Reference:
+    """A model called directly, with attention written out, and its maps by matrices over all tokens."""
+
+    def __init__(self, kind: str, word: int) -> None:
+        self.kind, self.model, self.order = kind, answered(kind, "eager"), tower_order(kind)
+        self.side, self.merge = vlms.GRIDS[kind][0], 1 if kind in ("llava", "paligemma") else 2
+        with Softmaxes() as seen:
+            output = direct(self.model, images(1).requires_grad_())
+        y = output[0, word, self.model.answer[word]]
+        every = torch.autograd.grad(y, seen.kept, allow_unused=True)
+        read = [a for a, grad in zip(seen.kept, every) if grad is not None]
+        grads = [grad for grad in every if grad is not None]
+        self.tokens = read[-1].shape[-1]  # of the language model
+        parts = list(zip(read, grads))
+        self.words = parts[-2:]
+        self.tower = list(self.joined(parts[:-2]))
+        self.start = self.tokens - len(self.model.answer) + word - 1  # the token before the word
+
+    def joined(self, parts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Windows of a layer as one matrix."""
+        left, count = list(parts), len(self.order)
+        while left:
+            some = [left.pop(0)]
+            while sum(a.shape[-1] for a, _ in some) < count:
+                some.append(left.pop(0))
+            whole = []
+            for each in zip(*some):
+                dense = torch.zeros(1, each[0].shape[1], count, count)
+                at = 0
+                for part in each:
+                    n = part.shape[-1]
+                    dense[:, :, at : at + n, at : at + n] = part
+                    at += n
+                whole.append(dense)
+            yield whole[0], whole[1]
+
+    def down(self, row: Tensor) -> Tensor:
+        """From the tokens of the language model, of which the image's are the first, to those of the tower."""
+        found = torch.zeros(len(self.order))
+        for i, (y, x) in enumerate(self.order):
+            if y >= 0:
+                found[i] = row[y // self.merge * (self.side // self.merge) + x // self.merge] / self.merge**2
+        return found
+
+    def map(self, row: Tensor) -> Tensor:
+        found = torch.zeros(self.side, self.side)
+        for value, (y, x) in zip(row, self.order):
+            if y >= 0:
+                found[y, x] = value
+        return found.detach()
+
+    def carried(self, step: Callable[[Tensor, Tensor, Tensor], Tensor], row: Tensor) -> Tensor:
+        for a, grad in reversed(self.words):
+            row = step(row, a[0], grad[0])
+        row = self.down(row)
+        for a, grad in reversed(self.tower):
+            row = step(row, a[0], grad[0])
+        return self.map(row)
+
+    def rollout(self) -> Tensor:
+        start = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
+        return self.carried(lambda row, a, _: 0.5 * row + 0.5 * row @ a.mean(0), start)
+
+    def grad_rollout(self) -> Tensor:
+        def step(row: Tensor, a: Tensor, grad: Tensor) -> Tensor:
+            mixed = 0.5 * torch.eye(len(row)) + 0.5 * (a * grad).mean(0).clamp_min(0)
+            return row @ (mixed / mixed.sum(-1, keepdim=True))
+
+        start = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
+        return self.carried(step, start)
+
+    def gae(self) -> Tensor:
+        """ρ itself is at a token of the text, which the tower does not have."""
+        start = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
+        return self.carried(lambda row, a, grad: row + row @ (a * grad).clamp_min(0).mean(0), start)
+
+    def norm_attention(self) -> Tensor:
+        """S_ij = ‖Σ_h A_ij W_O v_j‖, rows normalised, (S + I)/2."""
+        trace, net = Trace(self.model, images(1)), self.model.speaker.net
+        lengths = []
+        for number, (a, _) in enumerate(self.tower + self.words):
+            call = trace.attention[number]
+            own = net.get_submodule(call.name)
+            out = next(getattr(own, name) for name in ("o_proj", "out_proj", "proj") if hasattr(own, name))
+            v = call.v.transpose(0, 1).flatten(1, 2)  # [H N d]
+            parts = torch.einsum("hnm,hmd,Dhd->nmD", a[0], v, out.weight.unflatten(1, (len(v), -1)))
+            s = parts.norm(dim=-1)
+            lengths.append(0.5 * s / s.sum(-1, keepdim=True) + 0.5 * torch.eye(len(s)))
+        row = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
+        for matrix in lengths[: len(self.tower) - 1 : -1]:
+            row = row @ matrix
+        row = self.down(row)
+        for matrix in lengths[len(self.tower) - 1 :: -1]:
+            row = row @ matrix
+        return self.map(row)
+
+    def attention(self) -> Tensor:
+        return self.map(self.down(self.words[-1][0][0].mean(0)[self.start]))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_is_the_models_own(kind: str, attention: str) -> None:
+    """Of both parts; in windows too, which are put together."""
+    if attention == "eager" and kind in QUICK:
+        pytest.skip("the quick suite has sdpa")
+    model, plain = answered(kind, attention), Reference(kind, 1)
+    trace = Trace(model, images(1))
+    trace.verify()
+    layout = trace.layout
+    assert len(trace.attention) == len(plain.tower) + len(plain.words)
+    for number, (a, _) in enumerate(plain.tower + plain.words):
+        found = trace.attention[number].weights
+        if layout.stage(number).windows > 1:
+            n = found.shape[-1]
+            found = torch.block_diag(*found.mean(1))
+            assert n * layout.stage(number).windows == len(found)
+            assert torch.allclose(found, a[0].mean(0), atol=1e-5)
+        else:
+            assert torch.allclose(found, a, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_output_attentions_are_what_is_recorded(kind: str) -> None:
+    model = answered(kind, "eager")
+    net, prompt = model.speaker.net, model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
+    ids = torch.tensor([prompt + model.answer])
+    given = {**vlm.text_inputs(net, ids, len(prompt)), **vlm.pixels(net, images(1))}
+    with torch.no_grad():
+        own = net(**given, output_attentions=True, use_cache=False).attentions
+    found = Trace(model, images(1)).attention[-len(own) :]
+    for a, layer in zip(own, found):
+        assert torch.allclose(layer.weights, a, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "norm_attention"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_are_those_of_matrices_over_all_tokens(kind: str, method: str) -> None:
+    for word in (0, 2):
+        expected = getattr(Reference(kind, word), method)()
+        found = vitreous.explain(answered(kind), images(1), method, f"word:{word}").map[0]
+        assert found.shape == expected.shape
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()) + 1e-7)
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "attn_lrp"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_images_are_two_images(kind: str, method: str) -> None:
+    both = vitreous.explain(answered(kind), images(), method, "word:1").map
+    alone = torch.cat([vitreous.explain(answered(kind), one, method, "word:1").map for one in images()])
+    assert torch.allclose(both, alone, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_of_one_answer_share_a_run(kind: str) -> None:
+    """The words have maps of their own, and none of them costs a forward pass of its own."""
+    model, calls = answered(kind), 0
+    model.layout_at((vlms.SIDE, vlms.SIDE))
+    trace = vitreous.Trace(model, images(1))
+    first = trace.explain("gae", "word:0").map
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    hook = model.speaker.net.register_forward_hook(count)
+    try:
+        others = [trace.explain("gae", f"word:{i}").map for i in range(1, TOKENS)]
+    finally:
+        hook.remove()
+    assert calls == 0
+    assert all(not torch.allclose(first, other) for other in others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cell_of_a_changed_patch_moves(kind: str) -> None:
+    """In the tower and in the language model, where attention in the tower is weak: keys change at that place, most."""
+    net = vlms.built(kind)
+    for name, weight in net.named_parameters():
+        if ("vis" in name) and name.endswith(("out_proj.weight", "attn.proj.weight")):
+            weight.mul_(1e-3)
+    model = Speaker(net, vlms.tokenizer(), kind).model(QUESTION, answered(kind).answer)
+    trace, layout = Trace(model, images(1)), model.layout_at((vlms.SIDE, vlms.SIDE))
+    row, column = (1, 2) if layout.grid == (4, 4) else (2, 5)
+    other = images(1)
+    other[(..., *layout.rectangle(row, column))] += 1.0
+    changed = Trace(model, other)
+    for number in (0, layout.layers - len(model.speaker.net.model.get_decoder().layers)):
+        stage = layout.stage(number)
+        before, after = (one.attention[number].v for one in (trace, changed))
+        size = (after - before).square().sum((1, 3))  # [W n]
+        moved = trace.map(stage.scatter_keys(size), number)[0]
+        cell = divmod(int(moved.argmax()), layout.grid[1])
+        merge = layout.grid[0] // stage.grid[0]
+        assert (cell[0] // merge, cell[1] // merge) == (row // merge, column // merge)
+        if number == 0:
+            assert cell == (row, column) and int((moved > 0).sum()) == 1
+
+
+@pytest.mark.parametrize("kind", ["llava", "paligemma", "qwen2_5", "qwen3"])
+@pytest.mark.slow
+def test_relevance_is_conserved_in_the_language_model(kind: str) -> None:
+    """RMS norms, gated units, rotary positions and grouped queries: Σ x·∂y/∂x = y, where attention is a constant."""
+    net = vlms.built(kind, torch.float64)
+    for name, weight in net.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.zeros_(weight)
+    x = torch.randn(1, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for table in (LIBRA, CP_LRP):
+        with Rules(table, names_of(net)) as rules, Capture(names_of(net), 1):
+            y = net.lm_head(net.model.language_model(inputs_embeds=x, use_cache=False).last_hidden_state)[0, -1, 7]
+        (grad,) = torch.autograd.grad(y, [x])
+        assert not rules.unruled
+        assert abs(float((grad * x).sum().detach() / y.detach()) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("kind", list(vlms.KINDS))
+@pytest.mark.slow
+def test_relevance_is_conserved_through_both_parts(kind: str) -> None:
+    """Without biases, positions and words that add something of their own, the pixels account for the whole logit."""
+    net = vlms.built(kind, torch.float64)
+    net.lm_head.weight = torch.nn.Parameter(net.lm_head.weight.detach().clone(), requires_grad=False)
+    for name, weight in net.named_parameters():
+        own = name.endswith("bias") or "position_embedding" in name or "pos_embed" in name or "class_embed" in name
+        if own or "embed_tokens" in name:
+            torch.nn.init.zeros_(weight)
+    model = Speaker(net, vlms.tokenizer(), kind).model(QUESTION, answered(kind).answer)
+    for method, options in (("input_x_gradient", {"rules": "libra"}), ("cp_lrp", {"wrt": "image"})):
+        found = vitreous.explain(model, images().double(), method, "word:1", **options).map
+        logit = model.run(images().double())[:, 1, model.answer[1]]
+        assert torch.allclose(found.double().flatten(1).sum(1), logit, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_words_models_refuse(kind: str) -> None:
+    with pytest.raises(Unsupported, match=r"(changes its tokens|windows).* Try attention"):
+        vitreous.explain(answered(kind), images(1), "attcat", "word:0")
+
+
+# ------------------------------------------------------------------------------------- processors and the command
 
 
 @pytest.mark.slow
@@ -229,7 +510,7 @@ def test_the_command_asks(tmp_path: Path) -> None:
     loaded = vitreous.load(f"hf/{folder}")
     found = vitreous.ask(loaded, str(photo), QUESTION, "a red sofa", "gradient")
     prompt = found.model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
-    assert [vlms.NAMES[i] for i in prompt] == ["<image>"] * 16 + "what is this ? it there".split()
+    assert [vlms.NAMES[i] for i in prompt] == ["<image>"] * 16 + ["what", "is", "this", "?", "it", "there"]
     assert found[0].provenance["model"] == folder.name
 
 
@@ -258,9 +539,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Model:
     names = ["<|startoftext|>", "<|endoftext|>", *letters, *(c + "</w>" for c in letters)]
     (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = transformers.CLIPTokenizer(
-        str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16
-    )
+    tokenizer = transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
     part = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     ends = {"max_position_embeddings": 16, "eos_token_id": 1, "bos_token_id": 0}
     config = transformers.CLIPConfig(

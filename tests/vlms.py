@@ -14,7 +14,8 @@ from torch import nn
 tr = pytest.importorskip("transformers")
 
 SIDE = 32
-WORDS = "what is this ? a dog on the red sofa . cat and photo of no yes two small big green bench it there".split()
+TEXT = "what is this ? a dog on the red sofa . cat and photo of no yes two small big green bench it there"
+WORDS = TEXT.split()
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<image>"]
 NAMES = SPECIAL + WORDS + [f"word{i}" for i in range(64 - len(SPECIAL) - len(WORDS))]
 IMAGE = NAMES.index("<image>")

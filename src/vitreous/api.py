@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, attribute_all, join
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution, join
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model

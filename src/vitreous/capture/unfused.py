@@ -208,7 +208,9 @@ def read_einsum(equation: Any, factors: tuple[Any, ...]) -> Product | None:
         axes = [term.index(c) for c in shared + last]
         return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
 
-    return Product(a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width), soft.mixed)
+    return Product(
+        a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width), soft.mixed
+    )
 
 
 def terms_of(equation: Any, factors: tuple[Any, ...]) -> list[str] | None:

@@ -12,7 +12,8 @@ from typing import Any
 import typer
 
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, attribute_all
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution
 from vitreous.cli.alike import Plan, explain_alike
 from vitreous.cli.arguments import Beside, Settings, pick_methods
 from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames

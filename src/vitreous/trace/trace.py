@@ -21,10 +21,9 @@ from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.models.readers import reader_weights
-from vitreous.trace.batch import Batch
 from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
+from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -292,7 +291,7 @@ class Trace(Batch):
         if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
             tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
         flat = tokens.ndim == 2  # of a packed sequence
-        return widen(tokens.unflatten(0, (len(self), -1)) if flat else tokens.movedim(self.batch_axis, 0))
+        return widen(tokens.reshape(len(self), -1, tokens.shape[-1]) if flat else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.attribution import attribute
+from vitreous.attribute import attribute
 from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError, Unsupported
 from vitreous.registry import METHODS

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.attribution import attribute
+from vitreous.attribute import attribute
 from vitreous.errors import OptionError, one_of
 from vitreous.evaluation.study.columns import codes, joined, table_of
 from vitreous.evaluation.study.findings import Findings

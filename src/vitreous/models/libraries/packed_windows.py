@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def attend(
     """Attention within the parts of a packed sequence [1 H S d]; [1 S H d]."""
     assert cu_seq_lens_q is not None
     ends = cu_seq_lens_q.tolist()
-    lengths = [end - start for start, end in zip(ends, ends[1:])]
+    lengths = [end - start for start, end in pairwise(ends)]
     most = max(lengths)
     place = torch.arange(most, device=query.device)
     inside = place < torch.tensor(lengths, device=query.device)[:, None]  # [parts most]

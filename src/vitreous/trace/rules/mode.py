@@ -37,7 +37,8 @@ SHAPE = words(
     repeat_interleave tile roll flip movedim moveaxis swapaxes swapdims rot90 pad constant_pad_nd unfold fold
     as_strided pixel_shuffle pixel_unshuffle channel_shuffle masked_fill masked_select where tril triu copy meshgrid
     to float double half bfloat16 type type_as detach requires_grad dropout alpha_dropout feature_dropout dropout1d
-    dropout2d dropout3d atleast_2d atleast_3d index_copy scatter scatter_add index_add size nan_to_num"""
+    dropout2d dropout3d atleast_2d atleast_3d index_copy index_put scatter scatter_add masked_scatter index_add size
+    nan_to_num"""
 )
 LINEAR = SHAPE | words(
     """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d add sub rsub neg positive mean sum cumsum diff
