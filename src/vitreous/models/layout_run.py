@@ -43,6 +43,8 @@ from vitreous.models.survey_run import Network, Seen, gradient, look, noise_imag
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
 from vitreous.types import Extent
 
+READ = (Form.DETECTIONS, Form.WORDS)  # where each query or word is read from tokens of its own
+
 
 @dataclass(frozen=True, eq=False)
 class Reference:
@@ -79,7 +81,7 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
     found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=output.ndim != 4)  # else, by place
-    if model.form in (Form.DETECTIONS, Form.WORDS) and found.decoder is None:
+    if model.form in READ and found.decoder is None:
         readers = find_readers(output, last.node, last.fold)
         found = replace(found, readers=readers or (), obstacle=None if readers else UNREAD)
     if met is None:
@@ -100,7 +102,8 @@ def read_geometry(
     survey = seen.survey
     read, separate, decoder = read_chain(seen, flow, ends, given is None)
     branched = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
-    if branched and len(size) == 2 and unlike([seen.calls[i] for i in read]) is None:
+    branched = branched and len(size) == 2 and model.form is not Form.DETECTIONS
+    if branched and unlike([seen.calls[i] for i in read]) is None:
         cuts = candidates(survey, size, seen.images.shape[1])
         branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
         if branch is not None:
@@ -131,7 +134,7 @@ def read_geometry(
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
-        if model.form is Form.WORDS:
+        if model.form in READ:
             found = replace(found, readers=staged.readers(seen))
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
         obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")

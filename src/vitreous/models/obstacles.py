@@ -140,11 +140,9 @@ def read_chain(
     """The attention calls that the output depends on, and why they are not one chain; of an encoder and a decoder, those
     of the encoder, and the decoder (if `decodes`)."""
     every = flow.read() if flow.known else list(range(len(seen.calls)))
-    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
+    read = [i for i in every if not flow.known or flow.of_leaf(i)]
+    read, decoder = (find_decoder(seen, flow, every) if decodes else None) or (read, None)
     chain = one_chain(read, seen, flow, ends)
-    if decodes and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
-        read, decoder = find_decoder(seen, flow, every) or (read, None)
-        chain = one_chain(read, seen, flow, ends)
     return (read, chain, decoder) if isinstance(chain, Obstacle) else (chain, None, decoder)
 
 
