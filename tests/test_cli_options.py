@@ -69,7 +69,14 @@ READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
 STORED = {
     f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
 }  # resumed, not replaced
-DRAW = {"vitreous ask", "vitreous words", "vitreous explain", "vitreous cass", "vitreous maximize", *(f"vitreous inspect {view}" for view in VIEWS)}
+DRAW = {
+    "vitreous ask",
+    "vitreous words",
+    "vitreous explain",
+    "vitreous cass",
+    "vitreous maximize",
+    *(f"vitreous inspect {view}" for view in VIEWS),
+}
 
 
 def commands(path: str = "vitreous", command: Any = None) -> Iterator[tuple[str, Any]]:
