@@ -171,8 +171,8 @@ def test_the_image_tokens_of_a_language_model() -> None:
     expected = (entered[:, 1:17] * grad[:, 1:17].mean(1, keepdim=True)).sum(-1).view(2, 4, 4)
     assert off(vitreous.explain(model, IMAGES, "gradcam", 5).map, expected) <= ROUNDING
     is_autograd(model, IMAGES, 5)
-    with pytest.raises(Unsupported, match="19 queries and 19 keys for 17 tokens"):
-        vitreous.explain(model, IMAGES, "gae", 5)
+    maps = vitreous.explain(model, IMAGES, "gae", 5).map
+    assert maps.shape == (2, 4, 4) and maps.flatten(1).std(1).min() > 0
 
 
 def test_gradcam_of_a_language_model_by_hand() -> None:
@@ -221,7 +221,7 @@ def test_packed_images_are_explained_each_alone() -> None:
     config = transformers.PixtralVisionConfig(**{**SIZES, "image_size": 96})
     model = Model(lively(transformers.PixtralVisionModel(config)))
     images = torch.randn(2, 3, 64, 96)
-    assert len(model.run(images)) == 1, "two images, one row"
+    assert len(model.run(images)) == 2, "packed for the network, one row for each"
     for method in ("gradient", "gradcam", "attention", "rollout", "gae"):
         target = "neuron:0" if METHODS[method].targeted else None
         both = vitreous.explain(model, images, method, target).map
@@ -277,8 +277,8 @@ def test_a_convolutional_transformer() -> None:
     config = transformers.CvtConfig(depth=[1, 2, 3], embed_dim=[8, 16, 32], num_heads=[1, 1, 2])
     model = Model(lively(transformers.CvtForImageClassification(config)))
     is_autograd(model, IMAGES)
-    with pytest.raises(Unsupported, match="changes its tokens on the way"):
-        vitreous.explain(model, IMAGES, "attention")
+    maps = vitreous.explain(model, IMAGES, "attention").map
+    assert maps.shape == (2, *model.layout_at((64, 64)).grid) and maps.flatten(1).std(1).min() > 0
 
 
 def test_a_film_as_one_tall_image() -> None:

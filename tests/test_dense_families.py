@@ -283,7 +283,7 @@ def test_masks_for_a_prompt() -> None:
     model, images = sam(), torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
     masks = model.net(pixel_values=images, input_points=prompt(2)).pred_masks
     trace = Trace(model, images)
-    assert torch.allclose(trace.output, masks[:, 0], atol=1e-5) and model.meaning is Meaning.SIGMOID
+    assert torch.allclose(trace.output, masks[:, 0], atol=1e-4) and model.meaning is Meaning.SIGMOID
     leaf = images.clone().requires_grad_()
     output = model.net(pixel_values=leaf, input_points=prompt(2)).pred_masks[:, 0]
     (grad,) = torch.autograd.grad(output[:, 2, 10, 20].sum(), leaf)  # 40 of 64 pixels is 20 of 32 places

@@ -42,7 +42,7 @@ def functions(shape: type) -> dict[str, list[str]]:
 
 def test_every_library_has_the_same_functions() -> None:
     wanted = functions(Library)
-    names = "owns name labels classifies channels meaning run preprocess text load names"
+    names = "owns name labels classifies channels frames meaning run preprocess text load names"
     assert set(names.split()) == wanted.keys()
     for library in LIBRARIES:
         for name, parameters in wanted.items():

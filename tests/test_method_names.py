@@ -45,12 +45,16 @@ ALLOWED = {  # file, names: why they are there
     "inspect/check/verify.py": {"compared with another way to compute it": ["gradient", "token_ablation"]},
     "inspect/discard.py": {PART: ["rollout"]},
     "inspect/layers.py": {PART: ["rollout"]},
-    "inspect/view.py": {PART: ["attention"]},
     "metrics/case.py": {TARGETED: ["gradient"]},
     "models/libraries/loading.py": {WORD: ["random"]},
     "plot/curves.py": {REFERENCE: ["random"]},
     "plot/cdam_by_attention.py": {PUBLISHED: ["cdam"]},
     "plot/spread.py": {PART: ["rollout"]},
+    "cli/language.py": {"the words of a text have their own ways, named as those of images": ["gradient"]},
+    "language/words.py": {
+        "the words of a text have their own ways, named as those of images": ["gradient", "gae", "occlusion"]
+    },
+    "trace/apply.py": {"stands for any method that needs attention": ["attention"]},
     "trace/rules/gradient.py": {"the rules of relevance have the names of their papers": ["attn_lrp", "cp_lrp"]},
     "web/attention.py": {PART: ["attention", "rollout"]},
     "web/exports.py": {PART: ["attention", "rollout"]},

@@ -393,7 +393,7 @@ def test_the_branch_that_matters_most_is_shown_and_others_are_named() -> None:
     assert layout.obstacle is not None and "runs 2 branches that exchange their CLS tokens" in layout.obstacle
     with pytest.raises(ModelError, match=r"has no branch 2: give one of 0 \(8×8 patches\), 1 \(4×4 patches\)"):
         Model(net, classifier=True, branch=2).layout_at((64, 64))
-    with pytest.raises(Unsupported, match=r"runs 2 branches.*Try attention, rollout, gae"):
+    with pytest.raises(Unsupported, match=r"runs 2 branches.*Try attention, norm_attention, rollout or gae"):
         vitreous.explain(Model(net, classifier=True), images(1), "value_zeroing", 1)
 
 

@@ -25,7 +25,7 @@ from vitreous.methods.attention.norm_attention import norms
 from vitreous.methods.attention.value_runs import record
 from vitreous.methods.attention.value_zeroing import Runs, value_changes
 
-FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow and name != "timm ViT 224×448"]
+FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow and name not in ("timm ViT 224×448", "timm ConViT")]
 BLOCKS = [name for name in FLOW if zoo.ZOO[name].blocks]
 
 

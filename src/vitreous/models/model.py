@@ -86,7 +86,8 @@ class Model:
         self._channels = channels
         self.bands = None if bands is None else check_bands(bands, self.channels)
         self.arguments = Arguments(forward or self.module.forward, self.name, inputs, image)
-        self.frames = self.library.frames(self.module) if frames is None else frames  # None: it takes images
+        own = frames is None and forward is None  # else it takes what the user says
+        self.frames = self.library.frames(self.module) if own else frames  # None: it takes images
         self.axes = checked_axes(axes, self.frames)
         self._layouts: dict[tuple[Extent, Hashable], Layout] = {}
         self._given_layout, self.branch = layout, branch

@@ -139,7 +139,9 @@ def place_tokens(
         tokens = entered[step.met.entry]
         shapes = [grid for grid in own_grids(step.met.tokens, grids) if math.prod(grid) > 0]
         if found:
-            here = place_by_earlier(by_image(tokens, 1), [entered[one.met.entry] for one in steps], found, shapes)
+            before = [entered[one.met.entry] for one in steps[: len(found)]]
+            here = place_by_earlier(by_image(tokens, 1), before, found, shapes)
+            here = here and replace(here, fresh=is_fresh(here, found[-1], by_image(tokens, 1), before[-1]))
         elif patches is not None:
             here = Placed(patches.grid, *placed_at(torch.tensor(patches.tokens), by_image(tokens, 1).shape[1]))
         else:
@@ -163,7 +165,7 @@ def place_by_earlier(
         lines = [in_axes(line, before) for line in placed.lines()]
         here = place_made(tokens, before, lines, placed.grid, shapes, 1)
         if here is not None:
-            return replace(here, fresh=is_fresh(here, placed, tokens, before))
+            return here
     return None
 
 

@@ -17,8 +17,8 @@ def together(maps: Sequence[Tensor]) -> Tensor:
 
 
 def differ(maps: Tensor) -> bool:
-    """Whether these are maps of different sizes (no map itself ends in NaN)."""
-    return bool(maps[..., -1, -1].isnan().any())
+    """Whether these are maps of different sizes: some end in NaN and do not begin so."""
+    return bool((maps[..., -1, -1].isnan() & ~maps[..., 0, 0].isnan()).any())
 
 
 def own_part(maps: Tensor) -> Tensor:
