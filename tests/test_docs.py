@@ -113,14 +113,14 @@ def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
         return huggingface.load_base(name, weights, size)
     if any(word in name.lower() for word in ("llava", "smolvlm")):
         return speaking(name)
-    if any(word in name for word in ("detr", "yolos")):
-        return detecting(name)
     if "segformer" in name:
         import test_dense_families as families
 
         net = families.awake(families.segformer())
         net.config.id2label = dict(enumerate(["cat", "dog", "sofa", "table", "floor"]))
         return loaded(net, Path(name).name)
+    if any(word in name for word in ("detr", "yolos")):
+        return detecting(name)
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
     return loaded(zoo.ZOO[kind].make(), Path(name).name)
 
@@ -408,8 +408,8 @@ LONG = (
         "bridges.md",
         "coming-from.md",
         "concepts.md",
-        "detection.md",
         "inputs.md",
+        "detection.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",

@@ -33,6 +33,7 @@ from vitreous.trace.word import Word, parse_words
 QUESTION = "what is this ?"
 TOKENS = 4  # of an answer
 QUICK = ["llava"]
+EVERY = [pytest.param(kind, marks=pytest.mark.slow) for kind in vlms.KINDS]
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in vlms.KINDS]
 
 
@@ -93,7 +94,7 @@ def test_the_run_that_explains_gives_the_tokens_that_were_generated(kind: str) -
     assert torch.allclose(model.run(images()), direct(model, images()), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_gradients_are_those_of_the_model_called_directly(kind: str) -> None:
     model, leaf = answered(kind), images().requires_grad_()
     y = direct(model, leaf)[:, 2, model.answer[2]].sum()
@@ -104,7 +105,7 @@ def test_gradients_are_those_of_the_model_called_directly(kind: str) -> None:
     assert torch.allclose(found, torch.cat(alone), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_occlusion_is_brute_force(kind: str) -> None:
     model = answered(kind)
     found = vitreous.explain(model, images(), "occlusion", "word:1", fill="zero").map
@@ -119,6 +120,7 @@ def test_occlusion_is_brute_force(kind: str) -> None:
             assert torch.allclose(found[:, row, column], drop, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ask_explains_every_word_and_saves(tmp_path: Path) -> None:
     net = vlms.built("llava")
     found = vitreous.ask((net, vlms.tokenizer()), images(1), QUESTION, method="input_x_gradient", most=TOKENS)
@@ -350,12 +352,10 @@ class Reference:
         return self.map(self.down(self.words[-1][0][0].mean(0)[self.start]))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_is_the_models_own(kind: str, attention: str) -> None:
     """Of both parts; in windows too, which are put together."""
-    if attention == "eager" and kind in QUICK:
-        pytest.skip("the quick suite has sdpa")
     model, plain = answered(kind, attention), Reference(kind, 1)
     trace = Trace(model, images(1))
     trace.verify()
@@ -372,7 +372,7 @@ def test_attention_is_the_models_own(kind: str, attention: str) -> None:
             assert torch.allclose(found, a, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_output_attentions_are_what_is_recorded(kind: str) -> None:
     model = answered(kind, "eager")
     net, prompt = model.speaker.net, model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
@@ -396,14 +396,14 @@ def test_maps_are_those_of_matrices_over_all_tokens(kind: str, method: str) -> N
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "attn_lrp"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_two_images_are_two_images(kind: str, method: str) -> None:
     both = vitreous.explain(answered(kind), images(), method, "word:1").map
     alone = torch.cat([vitreous.explain(answered(kind), one, method, "word:1").map for one in images()])
     assert torch.allclose(both, alone, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_words_of_one_answer_share_a_run(kind: str) -> None:
     """The words have maps of their own, and none of them costs a forward pass of its own."""
     model, calls = answered(kind), 0
@@ -424,7 +424,7 @@ def test_words_of_one_answer_share_a_run(kind: str) -> None:
     assert all(not torch.allclose(first, other) for other in others)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_the_cell_of_a_changed_patch_moves(kind: str) -> None:
     """In the tower and in the language model, where attention in the tower is weak: keys change at that place, most."""
     net = vlms.built(kind)
@@ -497,7 +497,7 @@ def test_the_command_asks(tmp_path: Path) -> None:
     folder, photo = vlms.saved("llava"), tmp_path / "photo.png"
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photo)
-    base = ["ask", str(photo), QUESTION, "--model", f"hf/{folder}", "--out", str(tmp_path / "out"), "--most", "3"]
+    base = ["ask", str(photo), QUESTION, "--model", f"hf/{folder}", "--out", str(tmp_path / "out"), "--max-tokens", "3"]
     done = CliRunner().invoke(app, [*base, "--method", "gradient", "--json"], catch_exceptions=False)
     told = json.loads(done.stdout)
     assert done.exit_code == 0 and len(told["words"]) == 3 and told["generated"]
@@ -512,6 +512,33 @@ def test_the_command_asks(tmp_path: Path) -> None:
     prompt = found.model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
     assert [vlms.NAMES[i] for i in prompt] == ["<image>"] * 16 + ["what", "is", "this", "?", "it", "there"]
     assert found[0].provenance["model"] == folder.name
+
+
+def qwen_processor() -> Any:
+    pixels = vlms.tr.Qwen2VLImageProcessor(patch_size=4, merge_size=2, min_pixels=64, max_pixels=8192)
+    marks = {"image_token": "<image>", "vision_start_token": "word0", "vision_end_token": "word1"}
+    tokens = vlms.tokenizer()
+    for name, value in marks.items():
+        setattr(tokens, name, value)
+    return vlms.tr.Qwen2_5_VLProcessor(pixels, tokens, vlms.tr.Qwen2VLVideoProcessor())
+
+
+def idefics_processor() -> Any:
+    tokens = vlms.tokenizer()
+    size = {"longest_edge": vlms.SIDE}
+    pixels = vlms.tr.Idefics3ImageProcessor(size=size, max_image_size=size)
+    return vlms.tr.Idefics3Processor(pixels, tokens, image_seq_len=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "make"), [("qwen2_5", qwen_processor), ("idefics3", idefics_processor)])
+def test_processors_of_transformers_write_the_prompt(kind: str, make: Callable[[], Any]) -> None:
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
+    found = vitreous.ask((vlms.built(kind), make()), photo, QUESTION, "a dog", "gae")
+    own, image = found.model.speaker, found.model.prepare([photo])
+    prompt = own.prompt(QUESTION, (image.shape[-2], image.shape[-1]))
+    assert prompt.count(vlms.IMAGE) == vlm.image_tokens(own.net, image)
+    assert found.words == ("a", "dog") and found[0].map.shape[1:] == found.model.layout_at(image.shape[-2:]).grid
 
 
 @pytest.mark.slow

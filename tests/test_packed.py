@@ -110,6 +110,7 @@ def target(model: Model, size: tuple[int, int] = SIZE) -> Any:
 # ------------------------------------------------------------------------------------------ what the network is given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [siglip2, qwen2, pixtral], ids=lambda make: make.__name__)
 def test_the_processors_own_pixels_are_put_back_in_place(make: Callable[[], nn.Module]) -> None:
     """What a network is given for an image is what its own processor gives it."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, near
-from vitreous.capture.attention_backward import AtEntries, Entry
 from vitreous.capture.capture import Capture, caller, linear_parts
+from vitreous.capture.entries import AtEntries, Entry
 from vitreous.capture.narrowed_block import Fold, Linear
 from vitreous.capture.unfused import FACTORS, is_activation, operands, soft_of
 

@@ -6,8 +6,8 @@
     softmax(…)[..., :-1] @ v                         a softmax with a sink, whose column is dropped
 
 `TAG` marks a tensor that is a softmax and says where its keys are. Views of it (transposed, reshaped in front, sliced)
-keep the mark; any other change makes it `mixed`: no softmax any more, but still A if it is multiplied with values, as where
-heads are mixed (CaiT, DeepViT) or two softmaxes are combined (ConViT, differential attention).
+keep the mark; any other change makes it `mixed`: no softmax any more, but still A if it is multiplied with values, as
+where heads are mixed (CaiT, DeepViT) or two softmaxes are combined (ConViT, differential attention).
 """
 
 from __future__ import annotations

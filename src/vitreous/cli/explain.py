@@ -22,9 +22,11 @@ from vitreous.cli.results import (
     BATCH,
     SHOWN,
     Batch,
+    Found,
     Summary,
     check_out,
     named_file,
+    names_file,
     tell_notes,
     work_through,
 )
@@ -65,12 +67,9 @@ def run(
     frames: int | None = None,
 ) -> None:
     plan, given = make_plan(methods, settings), find_sources(sources, limit)
-    check_out(named_file(out, given, formats)[0] if len(given.files) == 1 else out)
+    check_early(out, given, formats)
     model = with_frames(load(), frames)
-    folder, found, kinds = named_file(out, given if model.frames is None else find_videos(sources, limit), formats)
-    check_out(folder)
-    if folder != out and NUMBERS in formats:
-        kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
+    folder, found, kinds = where_to(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_film(kinds, model)
     if beside.like is not None:
         own = found.names[found.files[0]] if folder != out else None
@@ -111,6 +110,20 @@ def run(
         summary.notes[f"--target {target}: {one_of(m.name for m in plan.methods)} does not depend on a target"] = None
     report(summary, writer, as_json)
     raise typer.Exit(summary.code)
+
+
+def check_early(out: Path, given: Found, formats: tuple[str, ...]) -> None:
+    """Raise before the model is loaded if nothing can be written there; several images may be the frames of a video."""
+    frames = len(given.files) > 1 and names_file(out)
+    check_out(out.parent if frames else named_file(out, given, formats)[0])
+
+
+def where_to(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path, Found, tuple[str, ...]]:
+    """The folder, the images with the names of their results, and the kinds of file; of one file, also the numbers."""
+    folder, found, kinds = named_file(out, found, formats)
+    check_out(folder)
+    named = folder != out and NUMBERS in formats
+    return folder, found, tuple(dict.fromkeys([*kinds, NUMBERS])) if named else kinds
 
 
 def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:

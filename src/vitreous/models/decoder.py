@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import Entry
+from vitreous.capture.entries import Entry
 from vitreous.capture.survey import Met
 from vitreous.errors import CaptureError
 from vitreous.models.data_flow import DataFlow, chains

@@ -106,9 +106,9 @@ def read_geometry(
     """Everything but the read-out."""
     survey = seen.survey
     read, separate, decoder = read_chain(seen, flow, ends, given is None)
-    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
-    branches = branches and len(size) == 2 and model.form is not Form.DETECTIONS
-    if branches and unlike([seen.calls[i] for i in read]) is None:
+    branched = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    branched = branched and len(size) == 2 and model.form is not Form.DETECTIONS
+    if branched and unlike([seen.calls[i] for i in read]) is None:
         cuts = candidates(survey, size, seen.images.shape[1])
         branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
         if branch is not None:

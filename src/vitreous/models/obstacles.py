@@ -92,8 +92,10 @@ def without_weights(seen: Seen) -> Obstacle | None:
             return Obstacle(f"{said}: there are no weights between tokens", final=True)
     for where, factors in seen.survey.linear:
         if all(of_image(one, seen) for one in factors):
-            said = f"multiplies queries, keys and values without a softmax (linear attention, in {where or 'its own code'})"
-            return Obstacle(f"{said}: there are no weights between tokens", final=True)
+            said = f"without a softmax (linear attention, in {where or 'its own code'})"
+            return Obstacle(
+                f"multiplies queries, keys and values {said}: there are no weights between tokens", final=True
+            )
     return None
 
 

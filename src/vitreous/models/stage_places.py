@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import AtEntries, Entry, Unfrozen
 from vitreous.capture.capture import Capture
+from vitreous.capture.entries import AtEntries, Entry, Unfrozen
 from vitreous.capture.survey import Met
 from vitreous.capture.unfused import PRODUCTS
 from vitreous.models.slot_tokens import Pairs, centres

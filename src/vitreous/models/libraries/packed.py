@@ -1,7 +1,7 @@
 """Networks of transformers that take patches instead of images: NaFlex and packed sequences, at any resolution.
 
     SigLIP 2 (NaFlex)         patches [B N p·p·C] row by row, a mask of those that are no padding, and the grids
-    Qwen vision and the like  patches [ΣN C·t·p·p] of all images in one sequence, 2×2 together, and the grids (`grid_thw`)
+    Qwen vision and the like  patches [ΣN C·t·p·p] of all images in one sequence, 2×2 together, and the grids
     Pixtral                   images [B C Y X], whose patches become one sequence with a mask between them
 
 Images become these inputs here, by views alone, so that gradients reach the pixels. No patch is ever padded, and images

@@ -55,5 +55,7 @@ def attend(
     slots = (place + torch.tensor(ends[:-1], device=query.device)[:, None]).clamp_max(query.shape[2] - 1)
     mask = None if bool(inside.all()) else inside[:, None, None, :]
     q, k, v = (t[0][:, slots].transpose(0, 1) for t in (query, key, value))  # [parts H most d]
+    if mask is not None:  # what pads a part is made of no token
+        q, k, v = (t * inside[:, None, :, None] for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     return out.transpose(1, 2)[inside][None], None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
