@@ -349,6 +349,21 @@ def test_only_tokens_that_come_from_patches_are_drawn(detr: Any, seer: Model) ->
         explained(model, x, "gradcam", CLS, layer=0)  # positions are added to its queries and keys only
 
 
+@pytest.mark.slow
+def test_a_decoder_is_found_whatever_its_weights_and_sizes_are(seer: Model) -> None:
+    x = images(LARGE)
+    frozen = detectors.detr().requires_grad_(False)
+    for method in ("gae", "rollout", "gradcam"):
+        assert close(explained(Model(frozen), x, method), explained(seer, x, method))
+    assert not any(p.requires_grad for p in frozen.parameters())
+    square = detectors.detr(num_queries=24)  # as many queries as tokens: shapes tell nothing
+    theirs = with_attentions(square, x).cross_attentions[-1][:, :, QUERY].mean(1)
+    assert close(explained(Model(square), x, "attention").flatten(1), theirs)
+    half = Model(detectors.detr().to(torch.bfloat16))
+    with pytest.raises(Unsupported, match="cannot be traced to patches"):
+        explained(half, x.to(torch.bfloat16), "gae")
+
+
 def test_methods_of_one_stack_of_layers_are_refused(seer: Model) -> None:
     with pytest.raises(Unsupported, match="legrad follows one stack of layers; the queries of DetrForObject"):
         explained(seer, images(LARGE), "legrad")

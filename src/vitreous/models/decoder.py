@@ -10,9 +10,11 @@ each attention call
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.entries import Entry
@@ -89,6 +91,23 @@ def is_decoded(tensor: Tensor, decoded: int, flow: DataFlow) -> bool:
 def entry_of(met: Met) -> Entry:
     """Where the tokens that enter a layer are made; hidden where positions are added for queries and keys only."""
     return HIDDEN if met.entry[0] == "linear" else met.entry
+
+
+def is_frozen(net: nn.Module) -> bool:
+    return not all(p.requires_grad for p in net.parameters() if p.is_floating_point())
+
+
+@contextmanager
+def learning(net: nn.Module) -> Iterator[None]:
+    """All weights have gradients, so that what depends on learned queries only has them too; then as before."""
+    frozen = [p for p in net.parameters() if p.is_floating_point() and not p.requires_grad]
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
 
 
 def values(call: Attention) -> Tensor:

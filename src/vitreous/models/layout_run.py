@@ -22,7 +22,7 @@ from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
 from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of
+from vitreous.models.decoder import entry_of, is_frozen, learning
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -59,7 +59,12 @@ class Reference:
 def find_layout(model: Network, size: Extent, given: Layout | None = None) -> tuple[Layout, Reference]:
     """Run the model once on two noise images and measure; a layout given by hand is believed."""
     with torch.inference_mode(False), torch.enable_grad():  # also where the caller works without gradients
-        return measure_layout(model, size, given)
+        found = measure_layout(model, size, given)
+        decodes = model.form is Form.DETECTIONS or found[0].decoder is not None
+        if not decodes or not is_frozen(model.module):
+            return found
+        with model.still(), learning(model.module):  # what is learned, such as queries, is part of the graph
+            return measure_layout(model, size, given)
 
 
 def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[Layout, Reference]:
@@ -126,8 +131,10 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    asked = obstacle is not None and not obstacle.separate and not obstacle.final
+    asked = obstacle is not None and not obstacle.separate and not obstacle.final and decoder is None
     staged = find_staged(model, seen, read, flow, ends, size, places) if asked else None
+    if isinstance(staged, Found) and model.form is Form.DETECTIONS and not staged.readers(seen):
+        staged, obstacle = None, Obstacle(UNREAD)
     if isinstance(staged, str) and obstacle is not None:
         obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
     if isinstance(staged, Found):

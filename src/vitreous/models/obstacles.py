@@ -137,8 +137,10 @@ def other_shapes(others: list[Attention], tokens: int, images: int) -> Obstacle:
 def read_chain(
     seen: Seen, flow: DataFlow, ends: list[Tensor], decodes: bool
 ) -> tuple[list[int], Obstacle | None, Decoder | None]:
-    """The attention calls that the output depends on, and why they are not one chain; of an encoder and a decoder, those
-    of the encoder, and the decoder (if `decodes`)."""
+    """The attention calls that the output depends on, and why they are not one chain, if they are not.
+
+    Of an encoder and a decoder (looked for if `decodes`), the calls of the encoder, and the decoder.
+    """
     every = flow.read() if flow.known else list(range(len(seen.calls)))
     read = [i for i in every if not flow.known or flow.of_leaf(i)]
     read, decoder = (find_decoder(seen, flow, every) if decodes else None) or (read, None)

@@ -20,6 +20,7 @@ from vitreous.capture.entries import CutAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
 from vitreous.errors import ModelError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
+from vitreous.models.decoder import learning
 from vitreous.models.facts import Facts
 from vitreous.models.inputs import Given, Inputs
 from vitreous.models.layout import Layout
@@ -178,6 +179,8 @@ def perform(
         stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=autocast))
         still = stack.enter_context(model.still())
         stack.enter_context(how.within())
+        if how.grad and layout.decoder is not None:
+            stack.enter_context(learning(model.module))
         if how.enter is not None:
             stack.enter_context(entering(block_of(model, layout, how.layer or 0), how.enter))
         if how.leave is not None:
