@@ -575,3 +575,21 @@ def test_the_command_explains_videos(run: Any, frames: list[Image.Image], tmp_pa
 def keys(path: Path) -> list[str]:
     with np.load(path) as held:
         return [key for key in held.files if "gae" in key]
+
+
+def test_the_page_refuses_models_of_videos() -> None:
+    from vitreous.web.engine import Engine, Source
+
+    with pytest.raises(Unsupported, match="takes videos, and the page works with images"):
+        Engine([(model("vivit"), Source("vivit"))])
+
+
+def test_the_encoder_of_vjepa2_runs_without_its_predictor() -> None:
+    own = model("vjepa2 encoder")
+    with torch.no_grad():
+        tokens = own.module(pixel_values_videos=clips(), skip_predictor=True).last_hidden_state
+    torch.testing.assert_close(own.run(clips()), tokens[:, 0])  # before it is known that there is no CLS
+    found = vitreous.explain(own, clips(), "rollout")
+    assert found.map.shape == (2, *tubelets("vjepa2"))
+    torch.testing.assert_close(own.run(clips()).detach(), tokens.mean(1))
+    assert not any("predictor" in name for name in own.layout.blocks)
