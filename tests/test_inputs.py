@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -508,3 +509,40 @@ def test_why_two_images_are_alike_on_the_command_line(run: Run, cat: Path, tmp_p
     assert len(made) == 2 and Path("maps/cat-like-turned.png").is_file()
     expected = vitreous.explain_pair(None, str(cat), str(tmp_path / "turned.png"), "gae")
     assert off(made.map, expected.both.map) < DIFFERENCES
+
+
+@pytest.mark.slow
+def test_inputs_on_the_command_line(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image gets its row, in the order of the images."""
+    monkeypatch.setattr("vitreous.models.load.load", lambda *_, **__: model("both"))
+    table = batch(4)[1]
+    np.savez("rows.npz", table=table.numpy())
+    run(
+        "explain",
+        folder,
+        "--inputs",
+        "rows.npz",
+        "--method",
+        "gae",
+        "--target",
+        "1",
+        "--format",
+        "npz",
+        "--out",
+        "maps",
+    )
+    for i in range(4):
+        given = {"table": table[i : i + 1]}
+        expected = vitreous.explain(model("both"), str(folder / f"{i}.png"), "gae", 1, inputs=given)
+        made = vitreous.Attribution.load(f"maps/{i}.npz")
+        assert off(made.map, expected.map) < DIFFERENCES and made.inputs == expected.inputs
+    asked = ("--method", "gae", "--metric", "deletion", "--target", "1")
+    run("evaluate", folder, "--inputs", "rows.npz", *asked, "--out", "board")
+    run("study", "maps", folder, "--inputs", "rows.npz", "--method", "gae", "--target", "1", "--out", "studies")
+    board = json.loads(Path("board/leaderboard.json").read_text())
+    assert board["table"]
+    (stored,) = Path("studies").glob("maps-*")
+    for row in vitreous.open_study(stored).iter_maps():
+        given = {"table": table[int(row["image"][0])][None]}
+        expected = vitreous.explain(model("both"), str(folder / row["image"]), "gae", 1, inputs=given)
+        assert off(torch.as_tensor(np.array(row["map"])), expected.map[0]) < DIFFERENCES
