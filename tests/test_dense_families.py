@@ -22,7 +22,7 @@ CLASSES, SIZE = 5, 64
 VIT = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
 STAGES = ["stage1", "stage2", "stage3", "stage4"]
 POINT, TARGET = (40, 20), "1@40,20"  # x, y
-FOLLOWED, LAST, NONE = "gae rollout grad_rollout", "attention gae rollout", ""
+FOLLOWED, LAST, NONE = "gae rollout grad_rollout", "attention gae rollout grad_rollout", ""
 
 
 def awake(net: nn.Module) -> Any:
@@ -33,7 +33,7 @@ def awake(net: nn.Module) -> Any:
             if p.ndim > 1:
                 p.copy_(torch.randn(p.shape, generator=draw) * 1.2 / p[0].numel() ** 0.5)
             elif name.endswith("bias"):
-                p.fill_(0.05)
+                p.fill_(2.0 if name == "head.conv3.bias" else 0.05)  # of a depth, which is clipped at zero
     return net.eval()
 
 
@@ -230,7 +230,8 @@ def test_attention_is_followed_or_refused(name: str) -> None:
     model, images, target = made(name)
     for method in ["attention", "gae", "rollout", "grad_rollout"]:
         if method not in FAMILIES[name][1]:
-            with pytest.raises(Unsupported):
+            reason = "deformable" if name == "Mask2Former" else FAMILIES[name][0]().__class__.__name__
+            with pytest.raises(Unsupported, match=reason):
                 vitreous.explain(model, images, method, target)
             continue
         both = vitreous.explain(model, images, method, target)

@@ -33,6 +33,7 @@ from vitreous.trace.word import Word, parse_words
 QUESTION = "what is this ?"
 TOKENS = 4  # of an answer
 QUICK = ["llava"]
+EVERY = [pytest.param(kind, marks=pytest.mark.slow) for kind in vlms.KINDS]
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in vlms.KINDS]
 
 
@@ -80,7 +81,7 @@ def rows(pixels: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-# ------------------------------------------------------------------------------------------------------ questions and answers
+# ------------------------------------------------------------------------------------------ questions and answers
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +94,7 @@ def test_the_run_that_explains_gives_the_tokens_that_were_generated(kind: str) -
     assert torch.allclose(model.run(images()), direct(model, images()), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_gradients_are_those_of_the_model_called_directly(kind: str) -> None:
     model, leaf = answered(kind), images().requires_grad_()
     y = direct(model, leaf)[:, 2, model.answer[2]].sum()
@@ -104,7 +105,7 @@ def test_gradients_are_those_of_the_model_called_directly(kind: str) -> None:
     assert torch.allclose(found, torch.cat(alone), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_occlusion_is_brute_force(kind: str) -> None:
     model = answered(kind)
     found = vitreous.explain(model, images(), "occlusion", "word:1", fill="zero").map
@@ -119,6 +120,7 @@ def test_occlusion_is_brute_force(kind: str) -> None:
             assert torch.allclose(found[:, row, column], drop, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ask_explains_every_word_and_saves(tmp_path: Path) -> None:
     net = vlms.built("llava")
     found = vitreous.ask((net, vlms.tokenizer()), images(1), QUESTION, method="input_x_gradient", most=TOKENS)
@@ -139,7 +141,7 @@ def test_ask_explains_every_word_and_saves(tmp_path: Path) -> None:
 def test_targets_of_an_answer() -> None:
     own = speaker("llava")
     model = own.model(QUESTION, "a dog on the red sofa .")
-    assert [word.text for word in model.words] == "a dog on the red sofa .".split()
+    assert [word.text for word in model.words] == ["a", "dog", "on", "the", "red", "sofa", "."]
     output = model.run(images())
     dog, cat = vlms.NAMES.index("dog"), vlms.NAMES.index("cat")
     for given, places, ids in (
@@ -162,7 +164,8 @@ def test_targets_of_an_answer() -> None:
     assert default == ("answer", "answer")
     share = output.softmax(-1)[0, 1, dog]
     assert parse_words(1, model).title(model, output, 0) == f"dog {float(share):.0%}"
-    for wrong, said in (("top-1", "token:WORD"), ("token:zebra", "no word"), ("word:9", "out of range"), (True, "not a")):
+    wrongs = {"top-1": "token:WORD", "token:zebra": "no word", "word:9": "out of range", True: "not a"}
+    for wrong, said in wrongs.items():
         with pytest.raises(TargetError, match=said):
             parse_words(wrong, model)
     with pytest.raises(TargetError, match="answers no question"):
@@ -258,8 +261,9 @@ class Reference:
         with Softmaxes() as seen:
             output = direct(self.model, images(1).requires_grad_())
         y = output[0, word, self.model.answer[word]]
-        read = [a for a in seen.kept if torch.autograd.grad(y, [a], retain_graph=True, allow_unused=True)[0] is not None]
-        grads = torch.autograd.grad(y, read)
+        every = torch.autograd.grad(y, seen.kept, allow_unused=True)
+        read = [a for a, grad in zip(seen.kept, every) if grad is not None]
+        grads = [grad for grad in every if grad is not None]
         self.tokens = read[-1].shape[-1]  # of the language model
         parts = list(zip(read, grads))
         self.words = parts[-2:]
@@ -324,16 +328,34 @@ class Reference:
         start = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
         return self.carried(lambda row, a, grad: row + row @ (a * grad).clamp_min(0).mean(0), start)
 
+    def norm_attention(self) -> Tensor:
+        """S_ij = ‖Σ_h A_ij W_O v_j‖, rows normalised, (S + I)/2."""
+        trace, net = Trace(self.model, images(1)), self.model.speaker.net
+        lengths = []
+        for number, (a, _) in enumerate(self.tower + self.words):
+            call = trace.attention[number]
+            own = net.get_submodule(call.name)
+            out = next(getattr(own, name) for name in ("o_proj", "out_proj", "proj") if hasattr(own, name))
+            v = call.v.transpose(0, 1).flatten(1, 2)  # [H N d]
+            parts = torch.einsum("hnm,hmd,Dhd->nmD", a[0], v, out.weight.unflatten(1, (len(v), -1)))
+            s = parts.norm(dim=-1)
+            lengths.append(0.5 * s / s.sum(-1, keepdim=True) + 0.5 * torch.eye(len(s)))
+        row = torch.zeros(self.tokens).index_fill(0, torch.tensor(self.start), 1)
+        for matrix in lengths[: len(self.tower) - 1 : -1]:
+            row = row @ matrix
+        row = self.down(row)
+        for matrix in lengths[len(self.tower) - 1 :: -1]:
+            row = row @ matrix
+        return self.map(row)
+
     def attention(self) -> Tensor:
         return self.map(self.down(self.words[-1][0][0].mean(0)[self.start]))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_is_the_models_own(kind: str, attention: str) -> None:
     """Of both parts; in windows too, which are put together."""
-    if attention == "eager" and kind in QUICK:
-        pytest.skip("the quick suite has sdpa")
     model, plain = answered(kind, attention), Reference(kind, 1)
     trace = Trace(model, images(1))
     trace.verify()
@@ -350,7 +372,7 @@ def test_attention_is_the_models_own(kind: str, attention: str) -> None:
             assert torch.allclose(found, a, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_output_attentions_are_what_is_recorded(kind: str) -> None:
     model = answered(kind, "eager")
     net, prompt = model.speaker.net, model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
@@ -363,7 +385,7 @@ def test_output_attentions_are_what_is_recorded(kind: str) -> None:
         assert torch.allclose(layer.weights, a, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention"])
+@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "norm_attention"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_maps_are_those_of_matrices_over_all_tokens(kind: str, method: str) -> None:
     for word in (0, 2):
@@ -374,14 +396,14 @@ def test_maps_are_those_of_matrices_over_all_tokens(kind: str, method: str) -> N
 
 
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "attn_lrp"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_two_images_are_two_images(kind: str, method: str) -> None:
     both = vitreous.explain(answered(kind), images(), method, "word:1").map
     alone = torch.cat([vitreous.explain(answered(kind), one, method, "word:1").map for one in images()])
     assert torch.allclose(both, alone, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_words_of_one_answer_share_a_run(kind: str) -> None:
     """The words have maps of their own, and none of them costs a forward pass of its own."""
     model, calls = answered(kind), 0
@@ -402,7 +424,7 @@ def test_words_of_one_answer_share_a_run(kind: str) -> None:
     assert all(not torch.allclose(first, other) for other in others)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_the_cell_of_a_changed_patch_moves(kind: str) -> None:
     """In the tower and in the language model, where attention in the tower is weak: keys change at that place, most."""
     net = vlms.built(kind)
@@ -463,11 +485,11 @@ def test_relevance_is_conserved_through_both_parts(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_words_models_refuse(kind: str) -> None:
-    with pytest.raises(Unsupported, match="Try attention, rollout, gae or grad_rollout"):
+    with pytest.raises(Unsupported, match=r"(changes its tokens|windows).* Try attention"):
         vitreous.explain(answered(kind), images(1), "attcat", "word:0")
 
 
-# -------------------------------------------------------------------------------------------- processors and the command
+# ------------------------------------------------------------------------------------- processors and the command
 
 
 @pytest.mark.slow
@@ -475,7 +497,7 @@ def test_the_command_asks(tmp_path: Path) -> None:
     folder, photo = vlms.saved("llava"), tmp_path / "photo.png"
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photo)
-    base = ["ask", str(photo), QUESTION, "--model", f"hf/{folder}", "--out", str(tmp_path / "out"), "--most", "3"]
+    base = ["ask", str(photo), QUESTION, "--model", f"hf/{folder}", "--out", str(tmp_path / "out"), "--max-tokens", "3"]
     done = CliRunner().invoke(app, [*base, "--method", "gradient", "--json"], catch_exceptions=False)
     told = json.loads(done.stdout)
     assert done.exit_code == 0 and len(told["words"]) == 3 and told["generated"]
@@ -488,8 +510,35 @@ def test_the_command_asks(tmp_path: Path) -> None:
     loaded = vitreous.load(f"hf/{folder}")
     found = vitreous.ask(loaded, str(photo), QUESTION, "a red sofa", "gradient")
     prompt = found.model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
-    assert [vlms.NAMES[i] for i in prompt] == ["<image>"] * 16 + "what is this ? it there".split()
+    assert [vlms.NAMES[i] for i in prompt] == ["<image>"] * 16 + ["what", "is", "this", "?", "it", "there"]
     assert found[0].provenance["model"] == folder.name
+
+
+def qwen_processor() -> Any:
+    pixels = vlms.tr.Qwen2VLImageProcessor(patch_size=4, merge_size=2, min_pixels=64, max_pixels=8192)
+    marks = {"image_token": "<image>", "vision_start_token": "word0", "vision_end_token": "word1"}
+    tokens = vlms.tokenizer()
+    for name, value in marks.items():
+        setattr(tokens, name, value)
+    return vlms.tr.Qwen2_5_VLProcessor(pixels, tokens, vlms.tr.Qwen2VLVideoProcessor())
+
+
+def idefics_processor() -> Any:
+    tokens = vlms.tokenizer()
+    size = {"longest_edge": vlms.SIDE}
+    pixels = vlms.tr.Idefics3ImageProcessor(size=size, max_image_size=size)
+    return vlms.tr.Idefics3Processor(pixels, tokens, image_seq_len=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "make"), [("qwen2_5", qwen_processor), ("idefics3", idefics_processor)])
+def test_processors_of_transformers_write_the_prompt(kind: str, make: Callable[[], Any]) -> None:
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
+    found = vitreous.ask((vlms.built(kind), make()), photo, QUESTION, "a dog", "gae")
+    own, image = found.model.speaker, found.model.prepare([photo])
+    prompt = own.prompt(QUESTION, (image.shape[-2], image.shape[-1]))
+    assert prompt.count(vlms.IMAGE) == vlm.image_tokens(own.net, image)
+    assert found.words == ("a", "dog") and found[0].map.shape[1:] == found.model.layout_at(image.shape[-2:]).grid
 
 
 @pytest.mark.slow
@@ -517,9 +566,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Model:
     names = ["<|startoftext|>", "<|endoftext|>", *letters, *(c + "</w>" for c in letters)]
     (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = transformers.CLIPTokenizer(
-        str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16
-    )
+    tokenizer = transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16)
     part = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     ends = {"max_position_embeddings": 16, "eos_token_id": 1, "bos_token_id": 0}
     config = transformers.CLIPConfig(

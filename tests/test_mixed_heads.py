@@ -1,4 +1,4 @@
-"""Attention that is changed between softmax and values, and a CLS token that enters late: CaiT, ConViT and their kin."""
+"""Attention that is changed between softmax and values, a CLS token that enters late, and branches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def cait_run(net: Any, x: Tensor) -> tuple[Tensor, Layers]:
     cls = net.cls_token.expand(len(x), -1, -1)
     for block in net.blocks_token_only:
         attn, h = block.attn, block.norm1(torch.cat([cls, x], 1))
-        q, k, v = (m(t).unflatten(2, (attn.num_heads, -1)).transpose(1, 2) for m, t in zip((attn.q, attn.k, attn.v), (h[:, :1], h, h)))
+        q, k, v = (
+            m(t).unflatten(2, (attn.num_heads, -1)).transpose(1, 2)
+            for m, t in zip((attn.q, attn.k, attn.v), (h[:, :1], h, h))
+        )
         a = (q * attn.scale @ k.mT).softmax(-1)
         layers.append((a, slice(0, 1)))
         cls = cls + block.gamma_1 * attn.proj((a @ v).transpose(1, 2).flatten(2))
@@ -119,7 +122,8 @@ def dense_gae(scores: Tensor, layers: Layers, target: int) -> Tensor:
 
 
 Run = Callable[[Any, Tensor], tuple[Tensor, Layers]]
-CASES = pytest.mark.parametrize(("make", "run"), [(cait, cait_run), (convit, convit_run)], ids=["CaiT", "ConViT"])
+LATE = [(cait, cait_run), pytest.param(convit, convit_run, marks=pytest.mark.slow)]
+CASES = pytest.mark.parametrize(("make", "run"), LATE, ids=["CaiT", "ConViT"])
 
 
 @CASES
@@ -258,8 +262,50 @@ def test_methods_that_need_weights_of_one_sign_say_so() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot work
 
 
-def test_channels_and_linear_attention_are_refused_with_the_reason() -> None:
-    with pytest.raises(Unsupported, match="attends between channels, not between tokens. Try "):
+def deformable() -> Model:
+    transformers = zoo.library("transformers", "hf")
+    torch.manual_seed(0)
+    stages: dict[str, Any] = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "embedding_size": 8}
+    backbone = transformers.ResNetConfig(**stages, out_features=["stage2", "stage3", "stage4"])
+    sizes = {
+        f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")
+    }
+    options: dict[str, Any] = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
+    config = transformers.DeformableDetrConfig(**sizes, **options, backbone_config=backbone, d_model=32, num_queries=5)
+    net = transformers.DeformableDetrForObjectDetection(config).eval()
+    return Model(net, forward=lambda x: net(pixel_values=x).logits.mean(1), classifier=True)
+
+
+def linear() -> Model:
+    torch.manual_seed(0)
+    return Model(timm.create_model("efficientvit_b0", num_classes=7).eval())
+
+
+def channels() -> Model:
+    torch.manual_seed(0)
+    return Model(timm.create_model("edgenext_xx_small", num_classes=7).eval())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (channels, "attends between channels, not between tokens"),
+        (linear, "multiplies queries, keys and values without a softmax .linear attention, in stages.*"),
+        (deformable, "samples points that it chooses itself .deformable attention, in model.*"),
+    ],
+    ids=["channels", "linear", "deformable"],
+)
+def test_attention_without_weights_is_refused_with_the_reason(make: Callable[[], Model], reason: str) -> None:
+    model, x = make(), images(1).float().repeat(1, 1, 2, 2)
+    with pytest.raises(Unsupported, match=f"rollout needs token attention; .*{reason}.* Try "):
+        vitreous.explain(model, x, "rollout", 1)
+    assert vitreous.explain(model, x, "gradient", 1).map.shape == (1, 128, 128)
+    assert vitreous.explain(model, x, "occlusion", 1).map.isfinite().all()
+
+
+def test_channel_attention_is_refused_with_the_reason() -> None:
+    with pytest.raises(Unsupported, match=r"attends between channels, not between tokens\. Try "):
         vitreous.explain(zoo.model("timm XCiT"), zoo.images("timm XCiT"), "rollout")
 
 
@@ -315,7 +361,7 @@ def crossvit_run(net: Any, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, list[i
     return torch.stack(scores).mean(0), layers
 
 
-@pytest.mark.parametrize("branch", [0, 1])
+@pytest.mark.parametrize("branch", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_branch_is_that_of_dense_matrices_over_both(branch: int) -> None:
     net, x = crossvit(), images()
     scores, layers = crossvit_run(net, x)
@@ -340,16 +386,18 @@ def test_a_branch_is_that_of_dense_matrices_over_both(branch: int) -> None:
         assert off(found, expected[:, 0, shown].reshape(-1, side, side)) < 1e-6, method
 
 
+@pytest.mark.slow
 def test_the_branch_that_matters_most_is_shown_and_others_are_named() -> None:
     net = crossvit()
     layout = Model(net, classifier=True).layout_at((64, 64))
     assert layout.obstacle is not None and "runs 2 branches that exchange their CLS tokens" in layout.obstacle
     with pytest.raises(ModelError, match=r"has no branch 2: give one of 0 \(8×8 patches\), 1 \(4×4 patches\)"):
         Model(net, classifier=True, branch=2).layout_at((64, 64))
-    with pytest.raises(Unsupported, match="runs 2 branches.*Try attention, rollout, gae"):
+    with pytest.raises(Unsupported, match=r"runs 2 branches.*Try attention, rollout, gae"):
         vitreous.explain(Model(net, classifier=True), images(1), "value_zeroing", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("branch", [0, 1])
 def test_a_changed_patch_of_a_branch_moves_its_cell(branch: int) -> None:
     net, x = crossvit(), images(1)

@@ -14,8 +14,18 @@ from torch import nn
 tr = pytest.importorskip("transformers")
 
 SIDE = 32
-WORDS = "what is this ? a dog on the red sofa . cat and photo of no yes two small big green bench it there".split()
-SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<image>"]
+TEXT = "what is this ? a dog on the red sofa . cat and photo of no yes two small big green bench it there"
+WORDS = TEXT.split()
+SPECIAL = [
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+]
 NAMES = SPECIAL + WORDS + [f"word{i}" for i in range(64 - len(SPECIAL) - len(WORDS))]
 IMAGE = NAMES.index("<image>")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}

@@ -25,6 +25,7 @@ GROUPS = {
         "Attribution",
     ),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
+    "Images and words": ("ask", "Answer", "words", "Words", "Word"),
     "Look inside": ("inspect", "with_registers", "maximize", "Maximized", "cass", "check", "Check", "Trace", "Layout"),
     "Targets": ("Class", "Top", "Contrast", "Concept", "Like", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),

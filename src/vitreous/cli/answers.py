@@ -59,7 +59,7 @@ def words(image: str, text: str, backbone: Backbone, method: str, place: Place) 
     summary, files = written(made, "words", model.name, found, place)
     weights = [{"word": word, "relevance": float(value)} for word, value in zip(made.words, made.values)]
     if place.as_json:
-        told = {"model": model.name, "image": str(found.files[0]), "text": text, "method": method}
+        told: dict[str, Any] = {"model": model.name, "image": str(found.files[0]), "text": text, "method": method}
         told |= {"similarity": made.similarity, "words": weights, **files, "notes": list(summary.notes)}
         typer.echo(json.dumps(told, indent=2))
     else:

@@ -64,7 +64,7 @@ class Answer:
 
     def figure(self, *, cells: bool = False) -> Sheet:
         """The question, the answer, the image, and the map of each word."""
-        titles = [one.labels[0] if one.labels else word for word, one in zip(self.words, self.maps)]
+        titles = [(one.labels[0] if one.labels else None) or word for word, one in zip(self.words, self.maps)]
         return answer_figure(self.question, self.text, self.maps, titles, self.maps[0].view(), cells)
 
     def save(self, path: str | Path) -> Path:
@@ -97,9 +97,9 @@ def ask(
 
     `model`: a name ("hf/ID"), a `Model` loaded by that, or a pair (network, processor) of transformers. `answer`: the
     text to explain; without it, the model's own, generated greedily, `most` tokens at most. One run of the network over
-    question and answer explains all words. `method` and `options` as in `vitreous.explain`. `words`: "all", the first N,
-    or a list of targets: "token:dog" (a word of the answer), 3 (by number), "token:cat@3" (cat in the place of word 3),
-    "answer" (all of it).
+    question and answer explains all words. `method` and `options` as in `vitreous.explain`. `words`: "all", the first
+    N, or a list of targets: "token:dog" (a word of the answer), 3 (by number), "token:cat@3" (cat in the place of word
+    3), "answer" (all of it).
     """
     if not question.strip():
         raise InputError("the question is empty")
@@ -124,7 +124,7 @@ def chosen(asked: WordsModel, words: int | str | Sequence[Any]) -> list[Any]:
     numbers = list(range(len(asked.words)))
     if words == ALL:
         return numbers
-    if isinstance(words, int) and not isinstance(words, bool):
+    if isinstance(words, int):
         if words < 1:
             raise OptionError(f"words={words}: give at least one, or all")
         return numbers[:words]

@@ -62,7 +62,7 @@ class Words:
     @property
     def mark(self) -> dict[str, Any]:
         """What a file of them says of them."""
-        told = {"text": self.text, "method": self.method, "model": self.model, "image": self.image}
+        told: dict[str, Any] = {"text": self.text, "method": self.method, "model": self.model, "image": self.image}
         told |= {"similarity": self.similarity, "vitreous": self.version}
         return {"identity": identity_of(told), **told}
 
@@ -115,9 +115,7 @@ def words(model: Any, image: Any, text: str, method: Method = "gradient") -> Wor
         tokens = (by_gradient if method == "gradient" else by_attention)(run, score, found.name)
         values = torch.stack([tokens[span.start : span.stop].sum() for span in tower.tokens_of(listed)])
     views = Views.of(one_image(image), found)
-    return Words(
-        tuple(listed), values.detach().float().cpu(), whole, method, found.name, views.name(0), views[0]
-    )
+    return Words(tuple(listed), values.detach().float().cpu(), whole, method, found.name, views.name(0), views[0])
 
 
 def similarity(one: Tensor, other: Tensor) -> Tensor:

@@ -21,20 +21,18 @@ from torch import Tensor
 
 from vitreous.errors import ModelError
 from vitreous.models.layout import Layout
-from vitreous.models.stages import Stage
-from vitreous.models.stages_run import (
+from vitreous.models.stage_places import (
     Placed,
     Step,
     Unplaced,
     by_image,
-    find_step,
-    merged_grids,
     own_grids,
     place_by_earlier,
     place_made,
     run_unmixed,
-    slots_at,
 )
+from vitreous.models.stages import Stage
+from vitreous.models.stages_run import find_step, merged_grids, slots_at
 from vitreous.models.survey_run import Network, Seen, gradient, noise_images
 from vitreous.models.token_places import Grid, even
 
@@ -88,7 +86,9 @@ def find_branches(
         found = None
     if found is None:
         if asked is not None:
-            raise ModelError(f"{model.name} has no branches of different patches that can be followed; leave branch= out")
+            raise ModelError(
+                f"{model.name} has no branches of different patches that can be followed; leave branch= out"
+            )
         return None
     count = len(found.grids)
     if asked is not None and not 0 <= asked < count:

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
-from vitreous.capture.attention_backward import Entry
+from vitreous.capture.entries import Entry
+from vitreous.errors import Unsupported
 from vitreous.models.decoder import Decoder
 from vitreous.models.readers import Readers
 from vitreous.models.stages import PLAIN, Stage
@@ -71,6 +72,11 @@ class Layout:
         """The axes of a map: (h, w); of a video (T′, h, w)."""
         return (self.frames, *self.grid) if self.times or self.frames > 1 else self.grid
 
+    def blocks_since(self, layer: int) -> int:
+        """How many blocks there are from a layer on; attention over time and over space may share one."""
+        shared = self.stages and self.times and 0 < len(self.blocks) < self.layers
+        return len(self.blocks) if shared else self.layers - layer
+
     @property
     def lattice(self) -> Grid:
         """The patches as rows and columns, those of later tubelets below: the grid of `stages`."""
@@ -97,13 +103,17 @@ class Layout:
     @property
     def last_stage(self) -> int:
         """The first layer whose tokens are those that the classifier reads."""
-        asked = [int(stage.queries.real.sum()) for stage in self.stages]
-        return max((i + 1 for i, count in enumerate(asked) if count != asked[-1]), default=0)
+        asked = [0 if self.times else int(stage.queries.real.sum()) for stage in self.stages]
+        other = [stage.merged is not None or count != asked[-1] for stage, count in zip(self.stages, asked)]
+        return max((i + 1 for i, differs in enumerate(other) if differs), default=0)
 
     def in_order(self, read: Row) -> Row:
         """What each place of the last layer has, in the order of the model's own tokens."""
         if not self.stages:
             return read
+        if read.shape[1] not in self.orders:
+            said = f"layers of {read.shape[1]} tokens have them in different orders"
+            raise Unsupported(f"{said}, which this method cannot tell apart. Try gae or rollout.")
         order = list(self.orders[read.shape[1]][1])
         special = sorted(set(range(read.shape[1])) - set(order))
         found = torch.empty_like(read)

@@ -252,8 +252,7 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            sizes = [tuple(x.shape[1:]) for x in ready]
-            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
+            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:

@@ -101,7 +101,8 @@ class Speaker:
 
     @property
     def like(self) -> Tensor:
-        return next(t for t in self.net.parameters() if t.is_floating_point())
+        found: Tensor = next(t for t in self.net.parameters() if t.is_floating_point())
+        return found
 
     def model(self, question: str, answer: str | list[int]) -> WordsModel:
         """The model that this question and answer make."""

@@ -30,7 +30,12 @@ NUMBER = 0.6
 
 
 def answer_figure(
-    question: str, answer: str, maps: Sequence[Explained], titles: Sequence[str], photo: Image.Image, cells: bool = False
+    question: str,
+    answer: str,
+    maps: Sequence[Explained],
+    titles: Sequence[str],
+    photo: Image.Image,
+    cells: bool = False,
 ) -> Sheet:
     """The question and the answer, the image, and the map of each word with its probability."""
     if not maps:
@@ -84,7 +89,7 @@ class Weighed(Protocol):
 
 
 def words_figure(found: Weighed) -> Sheet:
-    """The image, the text in the colours of its words, and a bar for each word: to the right for, to the left against."""
+    """The image, the text in the colours of its words, and a bar for each word: to the right for, else against."""
     values = found.values.detach().float().cpu().numpy()
     end = limits(values, True)[1]
     fills = [to_hex(SIGNED(0.5 + 0.5 * float(np.clip(value / end, -1, 1)))) for value in values]

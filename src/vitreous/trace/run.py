@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from vitreous._support.memory import capturing, later
 from vitreous.capture.attention import Attention, same, widen
-from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
+from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Enough, Forms
+from vitreous.capture.entries import CutAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
 from vitreous.errors import ModelError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
@@ -183,7 +184,10 @@ def perform(
             last, times = block_of(model, layout, layout.layers - 1), layout.blocks.count(layout.blocks[-1])
             stack.callback(leaving(last, times, how.leave).remove)
         if how.extend is not None:
-            blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
+            if layout.blocks_since(0) == layout.layers:
+                blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
+            else:
+                blocks = [model.module.get_submodule(name) for name in layout.blocks]
             stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))

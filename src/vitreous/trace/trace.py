@@ -291,7 +291,7 @@ class Trace(Batch):
         if self.layout.stages and tokens.ndim == 3 and tokens.shape[self.batch_axis] != len(self):
             tokens = tokens.reshape(len(self), -1, tokens.shape[-1])  # windows of a video in the batch
         flat = tokens.ndim == 2  # of a packed sequence
-        return widen(tokens.unflatten(0, (len(self), -1)) if flat else tokens.movedim(self.batch_axis, 0))
+        return widen(tokens.reshape(len(self), -1, tokens.shape[-1]) if flat else tokens.movedim(self.batch_axis, 0))
 
     def pixels(self) -> Finished:
         """A forward pass that is differentiable from the pixels on."""

@@ -138,7 +138,7 @@ class Projections(TorchFunctionMode):
             self._flat = call, side_by_side(arranged.out)
         flat = self._flat[1]
         if self.layout is not None and self.layout.stages:
-            return isinstance(x, Tensor) and x is not call.node and has_rows(x, flat)
+            return isinstance(x, Tensor) and x.ndim > 0 and x is not call.node and has_rows(x, flat)
         if not isinstance(x, Tensor) or x.numel() != flat.numel() or x.dtype != flat.dtype:
             return False
         b, n, _ = flat.shape

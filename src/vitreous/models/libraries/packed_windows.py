@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,12 +48,14 @@ def attend(
     """Attention within the parts of a packed sequence [1 H S d]; [1 S H d]."""
     assert cu_seq_lens_q is not None
     ends = cu_seq_lens_q.tolist()
-    lengths = [end - start for start, end in zip(ends, ends[1:])]
+    lengths = [end - start for start, end in pairwise(ends)]
     most = max(lengths)
     place = torch.arange(most, device=query.device)
     inside = place < torch.tensor(lengths, device=query.device)[:, None]  # [parts most]
     slots = (place + torch.tensor(ends[:-1], device=query.device)[:, None]).clamp_max(query.shape[2] - 1)
     mask = None if bool(inside.all()) else inside[:, None, None, :]
     q, k, v = (t[0][:, slots].transpose(0, 1) for t in (query, key, value))  # [parts H most d]
+    if mask is not None:  # what pads a part is made of no token
+        q, k, v = (t * inside[:, None, :, None] for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     return out.transpose(1, 2)[inside][None], None

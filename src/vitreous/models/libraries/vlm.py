@@ -175,7 +175,8 @@ def is_packed(net: Any) -> bool:
 def tower_of(net: Any) -> nn.Module:
     """The part that sees."""
     sees = net.config.vision_config
-    return next(part for part in net.modules() if getattr(part, "config", None) is sees)
+    found: nn.Module = next(part for part in net.modules() if getattr(part, "config", None) is sees)
+    return found
 
 
 def generated(net: Any, images: Tensor, ids: list[int], most: int) -> list[int]:
