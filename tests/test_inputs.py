@@ -257,6 +257,39 @@ def test_attention_is_that_of_the_explained_image(method: str, image: str, name:
         assert off(maps[i], expected[0]) < DIFFERENCES
 
 
+class Windowed(nn.Module):
+    """Two images through the same Swin; with `other`, its embedding in place of the second image."""
+
+    other: Tensor | None = None
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        torch.manual_seed(0)
+        options = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2)}
+        self.swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=0, **options)
+        self.head = nn.Linear(self.swin.num_features, zoo.CLASSES)
+
+    def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+        return self.head(self.swin(a) * (self.swin(b) if self.other is None else self.other))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", ["a", "b"])
+def test_windows_are_those_of_the_explained_image(image: str) -> None:
+    images, net, half = batch(2)[0][..., :64], Windowed().eval(), Windowed().eval()
+    own = Model(net, image=image, classifier=True)
+    with torch.no_grad():
+        far = net.swin(images.flip(0))
+    for method in ("attention", "rollout", "gae", "grad_rollout", "norm_attention"):
+        maps = Trace(own, images, {"ab".replace(image, ""): images.flip(0)}).explain(method, [1, 2]).map
+        for i in range(2):
+            half.other = far[i : i + 1]
+            expected = vitreous.explain(Model(half, classifier=True), images[i], method, [1, 2][i]).map
+            assert off(maps[i], expected[0]) < DIFFERENCES
+
+
 @pytest.mark.parametrize("method", ["gradient", "gae", pytest.param("occlusion", marks=pytest.mark.slow)])
 def test_swapped_images_swap_the_maps(method: str) -> None:
     one, other = batch(2)[0].split(1)
