@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,39 @@ def test_attention_is_that_of_the_explained_image(method: str, image: str, name:
         assert off(maps[i], expected[0]) < DIFFERENCES
 
 
+class Windowed(nn.Module):
+    """Two images through the same Swin; with `other`, its embedding in place of the second image."""
+
+    other: Tensor | None = None
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        torch.manual_seed(0)
+        options = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2)}
+        self.swin = timm.create_model("swin_tiny_patch4_window7_224", num_classes=0, **options)
+        self.head = nn.Linear(self.swin.num_features, zoo.CLASSES)
+
+    def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+        return self.head(self.swin(a) * (self.swin(b) if self.other is None else self.other))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", ["a", "b"])
+def test_windows_are_those_of_the_explained_image(image: str) -> None:
+    images, net, half = batch(2)[0][..., :64], Windowed().eval(), Windowed().eval()
+    own = Model(net, image=image, classifier=True)
+    with torch.no_grad():
+        far = net.swin(images.flip(0))
+    for method in ("attention", "rollout", "gae", "grad_rollout", "norm_attention"):
+        maps = Trace(own, images, {"ab".replace(image, ""): images.flip(0)}).explain(method, [1, 2]).map
+        for i in range(2):
+            half.other = far[i : i + 1]
+            expected = vitreous.explain(Model(half, classifier=True), images[i], method, [1, 2][i]).map
+            assert off(maps[i], expected[0]) < DIFFERENCES
+
+
 @pytest.mark.parametrize("method", ["gradient", "gae", pytest.param("occlusion", marks=pytest.mark.slow)])
 def test_swapped_images_swap_the_maps(method: str) -> None:
     one, other = batch(2)[0].split(1)
@@ -508,3 +542,40 @@ def test_why_two_images_are_alike_on_the_command_line(run: Run, cat: Path, tmp_p
     assert len(made) == 2 and Path("maps/cat-like-turned.png").is_file()
     expected = vitreous.explain_pair(None, str(cat), str(tmp_path / "turned.png"), "gae")
     assert off(made.map, expected.both.map) < DIFFERENCES
+
+
+@pytest.mark.slow
+def test_inputs_on_the_command_line(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image gets its row, in the order of the images."""
+    monkeypatch.setattr("vitreous.models.load.load", lambda *_, **__: model("both"))
+    table = batch(4)[1]
+    np.savez("rows.npz", table=table.numpy())
+    run(
+        "explain",
+        folder,
+        "--inputs",
+        "rows.npz",
+        "--method",
+        "gae",
+        "--target",
+        "1",
+        "--format",
+        "npz",
+        "--out",
+        "maps",
+    )
+    for i in range(4):
+        given = {"table": table[i : i + 1]}
+        expected = vitreous.explain(model("both"), str(folder / f"{i}.png"), "gae", 1, inputs=given)
+        made = vitreous.Attribution.load(f"maps/{i}.npz")
+        assert off(made.map, expected.map) < DIFFERENCES and made.inputs == expected.inputs
+    asked = ("--method", "gae", "--metric", "deletion", "--target", "1")
+    run("evaluate", folder, "--inputs", "rows.npz", *asked, "--out", "board")
+    run("study", "maps", folder, "--inputs", "rows.npz", "--method", "gae", "--target", "1", "--out", "studies")
+    board = json.loads(Path("board/leaderboard.json").read_text())
+    assert board["table"]
+    (stored,) = Path("studies").glob("maps-*")
+    for row in vitreous.open_study(stored).iter_maps():
+        given = {"table": table[int(row["image"][0])][None]}
+        expected = vitreous.explain(model("both"), str(folder / row["image"]), "gae", 1, inputs=given)
+        assert off(torch.as_tensor(np.array(row["map"])), expected.map[0]) < DIFFERENCES

@@ -115,9 +115,7 @@ Targets = Annotated[str | None, typer.Option("--target", "-t", help=f"{TARGET} S
 Masks = Annotated[Path | None, typer.Option("--masks", help="A folder with a mask for each image, of the same name.")]
 INPUTS = "An .npz of what the network gets beside the images: arrays by name, one row for each image or one for all."
 Inputs = Annotated[Path | None, typer.Option("--inputs", help=INPUTS)]
-LikeImage = Annotated[
-    Path | None, typer.Option("--like", help="Another image: explain why the two are alike, with a map for each.")
-]
+LikeImage = Annotated[Path | None, typer.Option("--like", help="Another image: why are the two alike? A map for each.")]
 Limit = Annotated[int | None, typer.Option("--limit", help="Use only the first N images.", min=1)]
 Sample = Annotated[int | None, typer.Option("--sample", help="Use only N images, chosen at random.", min=1)]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices: images, noise, intervals.", min=0)]

@@ -81,12 +81,8 @@ def explain(
             target=target,
             settings=parse_settings(options or []),
             beside=beside,
-            limit=place.limit,
-            out=place.out,
-            formats=place.formats,
-            overwrite=place.overwrite,
             cells=cells,
-            as_json=place.as_json,
+            place=place,
             frames=frames,
         )
 

@@ -15,7 +15,7 @@ from vitreous.api import attribute_by_default
 from vitreous.attribute import attribute_all
 from vitreous.attribution import Attribution
 from vitreous.cli.alike import Plan, explain_alike
-from vitreous.cli.arguments import Beside, Settings, pick_methods
+from vitreous.cli.arguments import Beside, PlaceOfMaps, Settings, pick_methods
 from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
 from vitreous.cli.explained import Explanation, Form, Grid, Writer, called
 from vitreous.cli.results import (
@@ -58,14 +58,12 @@ def run(
     target: str | None,
     settings: Settings,
     beside: Beside,
-    limit: int | None,
-    out: Path,
-    formats: tuple[str, ...],
-    overwrite: bool,
     cells: bool,
-    as_json: bool,
+    place: PlaceOfMaps,
     frames: int | None = None,
 ) -> None:
+    limit, out, formats = place.limit, place.out, place.formats
+    overwrite, as_json = place.overwrite, place.as_json
     plan, given = make_plan(methods, settings), find_sources(sources, limit)
     check_early(out, given, formats)
     model = with_frames(load(), frames)
