@@ -30,7 +30,7 @@ from vitreous._support.cpu import work_around_amx
 
 AMX_NOTICE = work_around_amx()  # before anything imports torch
 
-EDGES = ["vitreous.api", "vitreous.attribution", "vitreous.methods", "vitreous.metrics"]
+EDGES = ["vitreous.api", "vitreous.attribute", "vitreous.attribution", "vitreous.methods", "vitreous.metrics"]
 install_import_hook("vitreous" if os.environ.get("VITREOUS_TYPES") == "all" else EDGES, "beartype.beartype")
 
 import numpy as np

@@ -94,7 +94,9 @@ class Own(nn.Module):
     def __init__(self, width: int = 16, classes: int = CLASSES) -> None:
         super().__init__()
         self.cut = nn.Conv2d(3, width, 16, 16)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2, 32, 0.0), 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(width, 2, 32, 0.0), 2, enable_nested_tensor=False
+        )
         self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(width, 2, 32, 0.0), 2)
         self.queries = nn.Parameter(torch.randn(QUERIES, 1, width))
         self.places = nn.Parameter(torch.randn(24, 1, width))

@@ -44,7 +44,9 @@ DIFFERENT = {  # the same word for something else
         "Layer from 0, or from the end by -1, -2, …; or all.",
         "Outliers after this layer; most: after the one with the most.",
     },
-    "--method": {  # of the maps of an image, and rows of a leaderboard
+    "--method": {  # of the maps of an image, of its words, and rows of a leaderboard
+        "One method; see: vitreous methods.",
+        "gradient, gae or occlusion.",
         "Methods, separated by commas, or all; see: vitreous methods.",
         "Methods, separated by commas, or all; each may have options of its own: gae,gae:start_layer=2.",
     },
@@ -67,7 +69,14 @@ READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
 STORED = {
     f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
 }  # resumed, not replaced
-DRAW = {"vitreous explain", "vitreous cass", "vitreous maximize", *(f"vitreous inspect {view}" for view in VIEWS)}
+DRAW = {
+    "vitreous ask",
+    "vitreous words",
+    "vitreous explain",
+    "vitreous cass",
+    "vitreous maximize",
+    *(f"vitreous inspect {view}" for view in VIEWS),
+}
 
 
 def commands(path: str = "vitreous", command: Any = None) -> Iterator[tuple[str, Any]]:
@@ -181,7 +190,7 @@ def test_a_group_is_its_options() -> None:
     made = typer.main.get_command(one)
     made.main(["a", "--limit", "2", "--seed", "5"], standalone_mode=False)
     assert seen == {"name": "a", "choice": Choice(limit=2, seed=5), "out": 3}
-    assert list(options(made))[:4] == ["--limit", "--sample", "--seed", "--out"] and made.help == "Do it."
+    assert list(options(made))[:4] == ["--inputs", "--limit", "--sample", "--seed"] and made.help == "Do it."
 
 
 def test_a_group_may_extend_another() -> None:
@@ -189,7 +198,7 @@ def test_a_group_may_extend_another() -> None:
     class More(Choice):
         more: Limit = 4
 
-    assert More(limit=1).more == 4 and list(More.__dataclass_fields__) == ["limit", "sample", "seed", "more"]
+    assert More(limit=1).more == 4 and list(More.__dataclass_fields__) == ["inputs", "limit", "sample", "seed", "more"]
 
 
 @pytest.mark.parametrize("file", sorted(CLI.glob("*.py")), ids=lambda file: file.name)

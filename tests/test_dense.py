@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,8 @@ def test_each_image_has_its_own_target(model: Model, images: Tensor) -> None:
     [
         ("dog@40,2", "lies outside the image, which has 32×32 pixels"),
         ("dog@40,2,50,9", "lies outside what"),
-        ("dog@nowhere.png", "no place and no mask"),
+        ("dog@nowhere.png", "nowhere.png: no such mask"),
+        ("dog@nowhere", "no place and no mask"),
         ("dog@1,2,3", "no place and no mask"),
         ("9@1,2", "class 9 is out of range"),
         ("bird@1,2", "unknown class 'bird'"),
@@ -293,3 +295,105 @@ def test_occlusion_against_brute_force(model: Model, images: Tensor) -> None:
 def test_place_leaves_a_placed_target_alone(model: Model, images: Tensor) -> None:
     trace, target = placed(model, images, "1@31,0")
     assert place(target, trace) is target
+
+
+# --------------------------------------------------------------------------------- the rest of the package, for regions
+
+
+@pytest.mark.slow
+def test_several_targets_at_once_are_those_one_by_one(model: Model, images: Tensor) -> None:
+    targets = ["1@31,0", Region(0, box=(0, 0, 16, 16)), "cat@9,9-dog@9,9"]
+    for method in ("gradient", "gae"):
+        together = vitreous.explain_targets(model, images, method, targets)
+        for found, target in zip(together, targets):
+            one = vitreous.explain(model, images, method, target)
+            assert torch.allclose(found.map, one.map, atol=1e-6) and found.targets == one.targets
+
+
+def test_rollout_and_attention_depend_on_the_region(model: Model, images: Tensor) -> None:
+    for method in ("rollout", "attention"):
+        here, there = (vitreous.explain(model, images, method, target) for target in ("1@2,2", "1@30,30"))
+        assert here.targets == ("1@2,2",) * 2 and not torch.allclose(here.map, there.map, atol=1e-3)
+    assert here.map[0].argmax() != there.map[0].argmax()
+
+
+def test_the_readout_of_a_place_is_its_token(model: Model, images: Tensor) -> None:
+    """The classifier reads each token by itself, so a rollout without attention is one at the place."""
+    found = vitreous.explain(model, images, "rollout", "1@20,12", residual=1.0).map
+    assert torch.allclose(found[:, 1, 2], torch.ones(2)) and torch.allclose(found.sum((1, 2)), torch.ones(2))
+    box = vitreous.explain(model, images, "rollout", "1@0,0,16,8", residual=1.0).map[0]
+    assert torch.allclose(box[0, :2], torch.tensor([0.5, 0.5]), atol=0.05) and torch.allclose(box.sum(), torch.ones(()))
+
+
+def test_a_local_network_depends_on_the_patch_under_the_region(images: Tensor) -> None:
+    torch.manual_seed(0)
+    local = Model(Segmenter(local=True, scale=4).eval())
+    for row, column in ((0, 0), (0, 3), (3, 0), (2, 1)):
+        target = f"1@{column * PATCH + 3},{row * PATCH + 5}"
+        for method in ("occlusion", "gradient"):
+            map = vitreous.explain(local, images[:1], method, target).map[0]
+            map = map if map.shape == (4, 4) else map.unfold(0, PATCH, PATCH).unfold(1, PATCH, PATCH).abs().sum((2, 3))
+            assert int(map.abs().argmax()) == row * 4 + column and (map.abs() > 1e-5).sum() == 1
+
+
+@pytest.mark.slow
+def test_deletion_hides_patches_and_keeps_the_region(model: Model, images: Tensor) -> None:
+    maps = torch.zeros(1, 4, 4)
+    maps[0, 3, 3] = 1.0  # hidden first
+    found = vitreous.evaluate(model, images[:1], maps, "deletion", target="1@31,0", steps=16)
+    hidden = images[:1].clone()
+    hidden[..., 24:, 24:] = images[0].mean((1, 2))[:, None, None]
+    expected = [float(model.net(x).detach().softmax(1)[0, 1, 0, 3]) for x in (images[:1], hidden)]
+    assert found.curve is not None and found.curve[0, :2].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_figure_draws_the_region(model: Model, images: Tensor) -> None:
+    point, box = (vitreous.explain(model, images[:1], "gradient", target) for target in ("1@16,16", "1@0,0,16,16"))
+    plain = np.asarray(vitreous.explain(model, images[:1], "random").overlay())
+    for found in (point, box):
+        shown, bare = (np.asarray(one.overlay()) for one in (found, replace(found, regions=())))
+        assert shown.shape == plain.shape and (shown != bare).any()
+    changed = (np.asarray(box.overlay()) != np.asarray(replace(box, regions=()).overlay())).any(-1)
+    half = changed.shape[0] // 2
+    assert changed[:half, :half].any() and not changed[half:, half:].any()
+    assert len(box[0].regions) == 1
+
+
+@pytest.mark.slow
+def test_leaderboards_and_studies_take_classes_not_pixels(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, steps = Segmenter().eval(), Preprocess(crop, (0, 0, 0), (1, 1, 1))
+    for i in range(2):
+        noise = np.random.default_rng(i).integers(0, 255, (70, 70, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{i}.png")
+    model = Model(net, preprocess=steps, labels=["cat", "dog", "bird"])
+    board = vitreous.run_leaderboard(model, tmp_path, methods=["gradient", "rollout"], metrics=["deletion"])
+    assert all(target.endswith("@predicted") for target in board.targets.values())
+    with pytest.raises(TargetError, match="pixels of their own are not known"):
+        vitreous.run_leaderboard(model, tmp_path, methods=["gradient"], metrics=["deletion"], target="0@10,10")
+
+
+@pytest.mark.slow
+def test_the_page_reads_no_files(model: Model, images: Tensor) -> None:
+    targets = pytest.importorskip("vitreous.web.targets")
+
+    class Stand:
+        name = "segmenter"
+
+    Stand.model = model  # type: ignore[attr-defined]
+    Trace(model, images)
+    with pytest.raises(TargetError, match="files are not read here"):
+        targets.read(None, Stand, "cat@/etc/hostname.png", CLASSES)
+    with pytest.raises(TargetError, match="files are not read here"):
+        targets.read(None, Stand, "dog@1,2-cat@secret.png", CLASSES)
+    assert str(targets.read(None, Stand, "cat@1,2", CLASSES)) == "0@1,2"
+
+
+@pytest.mark.slow
+def test_the_command_takes_several_places() -> None:
+    from vitreous.cli.explain import split_targets
+
+    model = Model(Segmenter().eval(), labels=["cat", "dog", "bird"], preprocess=Preprocess(crop, (0, 0, 0), (1, 1, 1)))
+    assert split_targets("cat@1,2,dog@3,4,5,6,bird", model) == ["cat@1,2", "dog@3,4,5,6", "bird"]
+    assert split_targets("cat@1,2", model) == ["cat@1,2"]

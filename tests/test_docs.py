@@ -41,7 +41,7 @@ from vitreous.cli import serve
 from vitreous.cli.main import app
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.labels import read_labels
-from vitreous.models.libraries import SOURCES, Loaded, cropped, embedded, library_of
+from vitreous.models.libraries import SOURCES, Loaded, cropped, embedded, huggingface, library_of
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT / "src" / "vitreous" / "assets" / "photos"
@@ -109,10 +109,28 @@ def loaded(net: Any, name: str) -> Loaded:
 
 
 def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
+    if Path(name).is_dir():  # that an example has made
+        return huggingface.load_base(name, weights, size)
     if any(word in name.lower() for word in ("llava", "smolvlm")):
         return speaking(name)
+    if "segformer" in name:
+        import test_dense_families as families
+
+        net = families.awake(families.segformer())
+        net.config.id2label = dict(enumerate(["cat", "dog", "sofa", "table", "floor"]))
+        return loaded(net, Path(name).name)
+    if any(word in name for word in ("detr", "yolos")):
+        return detecting(name)
     kind = "HF DINOv2 sdpa" if "dinov2" in name else "HF ViT sdpa"
     return loaded(zoo.ZOO[kind].make(), Path(name).name)
+
+
+def detecting(name: str) -> Loaded:
+    import detectors
+
+    if "detr" in name:
+        return Loaded(detectors.detr(), cropped(detectors.LARGE, *IMAGENET), Path(name).name)
+    return Loaded(detectors.yolos(num_detection_tokens=20), cropped(detectors.WIDE, *IMAGENET), Path(name).name)
 
 
 def speaking(name: str) -> Loaded:
@@ -390,12 +408,15 @@ LONG = (
         "bridges.md",
         "coming-from.md",
         "concepts.md",
+        "inputs.md",
+        "detection.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",
         "registers.md",
         "reparametrisation.md",
         "results.md",
+        "video.md",
     ),
     *("serve.md", "studies.md", "which-method.md"),
 )

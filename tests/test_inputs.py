@@ -43,17 +43,24 @@ class Table(Vit):
         return self.last(torch.cat([read, beside], 1))
 
 
+class ScaledBlock(zoo.Block):
+    """A block whose step is scaled."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+        return x + (super().forward(x) - x) * scale
+
+
 class Scaled(Vit):
     """Every block is scaled by the table."""
 
     def __init__(self) -> None:
-        super().__init__(cls=True)
+        super().__init__(cls=True, block=ScaledBlock)
         self.scale = nn.Linear(4, 32)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         x = self.tokens(x)
         for block in self.blocks:
-            x = x + (block(x) - x) * (1 + torch.tanh(self.scale(table)))[:, None]
+            x = block(x, (1 + torch.tanh(self.scale(table)))[:, None])
         return self.read(x)
 
 
@@ -278,6 +285,44 @@ def test_likeness_is_the_cosine_of_the_embeddings() -> None:
     assert found.one.target == "like:image 0"
 
 
+class Similar(Siamese):
+    """One number for each pair."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.cosine_similarity(*(self.through(self.tokens(x))[-1].mean(1) for x in (a, b)))
+
+
+def test_a_network_that_returns_one_number_for_a_pair() -> None:
+    images, net = batch(2)[0], Similar().eval()
+    others, leaf = images.flip(0, 2), images.clone().requires_grad_()
+    net(leaf, others).sum().backward()
+    found = vitreous.explain_pair(Model(net), images, others, "gradient", reduce="sum")
+    assert leaf.grad is not None and off(found.one.map, leaf.grad.sum(1)) < ROUNDING and found.one.target == "neuron:0"
+
+
+@pytest.mark.slow
+def test_the_texts_of_a_clip_are_its_classes() -> None:
+    """Texts that are the same for all images are given as they are, and the scores of the images are read."""
+    from transformers import CLIPConfig, CLIPModel
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**small, "vocab_size": 99, "max_position_embeddings": 20, "eos_token_id": 98, "bos_token_id": 0}
+    sees = {**small, "image_size": 64, "patch_size": 16}
+    net = CLIPModel(CLIPConfig(text_config=text, vision_config=sees, projection_dim=16)).eval()
+    ids = torch.randint(2, 97, (3, 6), generator=torch.Generator().manual_seed(0))
+    ids[:, -1] = 98
+    images = batch(2)[0][:, :, :, :64]
+    leaf = images.clone().requires_grad_()
+    net(pixel_values=leaf, input_ids=ids).logits_per_image[:, 2].sum().backward()
+    model = Model(net, inputs={"input_ids": ids}, classifier=True)
+    assert leaf.grad is not None
+    assert off(vitreous.explain(model, images, "gradient", 2, reduce="sum").map, leaf.grad.sum(1)) < ROUNDING
+    assert model.outputs == 3 and Trace(model, images).layout.layers == 2
+    for method in ("gae", "rollout", "token_ablation"):
+        maps = [vitreous.explain(model, some, method, 2).map for some in (images, images[1:])]
+        assert off(maps[0][1:], maps[1]) < DIFFERENCES
+
+
 def test_a_pair_is_drawn_side_by_side(tmp_path: Path) -> None:
     one, other = batch(2)[0].split(1)
     pair = vitreous.explain_pair(zoo_encoder(), one, other, "gradcam")
@@ -440,7 +485,7 @@ def test_leaderboards_and_studies_take_the_rows_of_the_images_they_choose(folder
     images = [str(folder / f"{i}.png") for i in range(4)]
     expected = vitreous.explain(net, images, "gae", 1, inputs={"table": table}).map
     for row in study.iter_maps():
-        assert off(torch.as_tensor(row["map"]), expected[int(row["image"][0])]) < DIFFERENCES
+        assert off(torch.as_tensor(np.array(row["map"])), expected[int(row["image"][0])]) < DIFFERENCES
 
 
 def test_inputs_of_a_data_set_are_checked(folder: Path) -> None:

@@ -529,7 +529,7 @@ def test_the_command_asks(tmp_path: Path) -> None:
     folder, photo = vlms.saved("llava"), tmp_path / "photo.png"
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photo)
-    base = ["ask", str(photo), QUESTION, "--model", f"hf/{folder}", "--out", str(tmp_path / "out"), "--most", "3"]
+    base = ["ask", str(photo), QUESTION, "--model", f"hf/{folder}", "--out", str(tmp_path / "out"), "--max-tokens", "3"]
     done = CliRunner().invoke(app, [*base, "--method", "gradient", "--json"], catch_exceptions=False)
     told = json.loads(done.stdout)
     assert done.exit_code == 0 and len(told["words"]) == 3 and told["generated"]

@@ -98,10 +98,10 @@ def test_values_are_those_of_evaluate_one_at_a_time(small: Model, folder: Path) 
 def test_batches_share_a_trace_once_costs_are_known(
     small: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaderboard, "images_at_once", lambda model: 1)
+    monkeypatch.setattr(leaderboard, "images_at_once", lambda *args: 1)
     made: list[Any] = []
-    trace = leaderboard.Trace
-    monkeypatch.setattr(leaderboard, "Trace", lambda *args: made.append(args) or trace(*args))
+    begin = leaderboard.Trace.__init__
+    monkeypatch.setattr(leaderboard.Trace, "__init__", lambda *args: made.append(args) or begin(*args))
     board = run_leaderboard(small, folder, "rollout", "sparsity")
     assert len(made) == 3 * (1 + 3) + 4  # three timed batches with a trace for each method, then one for all
     assert np.isfinite(board.seconds[:, :3]).all() and np.isnan(board.seconds[:, 3:]).all()

@@ -25,6 +25,7 @@ CHEAP: dict[str, dict[str, Any]] = {  # what the battery runs in place of costly
     "smoothgrad": {"samples": 2},
     "tis": {"masks": 8},
 }
+OF_SOFTMAX = ("grad_eclip",)  # methods that need queries and keys, of which A is the softmax
 IN_MODULES = (  # methods that need layers in modules of their own
     "attcat",
     "beyond_intuition",
@@ -84,7 +85,9 @@ def test_battery(method: str, name: str) -> None:
     model.layout_at(entry.size)
     before = state(model.net)
     unable = (method in IN_MODULES and not entry.blocks) or (method in ONE_GRID and entry.merges)
-    if (METHODS[method].attention and not entry.flow) or unable:
+    layout = model.layout_at(entry.size)
+    followed = entry.flow or (METHODS[method].stages and layout.stages)
+    if (METHODS[method].attention and not followed) or unable or (method in OF_SOFTMAX and layout.mixed):
         with pytest.raises(Unsupported):
             vitreous.explain(model, images, method, target)
         assert state(model.net) == before

@@ -1,4 +1,4 @@
-"""Attention that is changed between softmax and values, and a CLS token that enters late: CaiT, ConViT and their kin."""
+"""Attention that is changed between softmax and values, a CLS token that enters late, and branches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import Model, Trace
-from vitreous.errors import Unsupported
+from vitreous.errors import ModelError, Unsupported
 
 TOKENS = 17  # CLS and 4×4 patches
 Layers = list[tuple[Tensor, slice]]  # A in the graph, and the tokens that ask
@@ -59,7 +59,10 @@ def cait_run(net: Any, x: Tensor) -> tuple[Tensor, Layers]:
     cls = net.cls_token.expand(len(x), -1, -1)
     for block in net.blocks_token_only:
         attn, h = block.attn, block.norm1(torch.cat([cls, x], 1))
-        q, k, v = (m(t).unflatten(2, (attn.num_heads, -1)).transpose(1, 2) for m, t in zip((attn.q, attn.k, attn.v), (h[:, :1], h, h)))
+        q, k, v = (
+            m(t).unflatten(2, (attn.num_heads, -1)).transpose(1, 2)
+            for m, t in zip((attn.q, attn.k, attn.v), (h[:, :1], h, h))
+        )
         a = (q * attn.scale @ k.mT).softmax(-1)
         layers.append((a, slice(0, 1)))
         cls = cls + block.gamma_1 * attn.proj((a @ v).transpose(1, 2).flatten(2))
@@ -119,7 +122,8 @@ def dense_gae(scores: Tensor, layers: Layers, target: int) -> Tensor:
 
 
 Run = Callable[[Any, Tensor], tuple[Tensor, Layers]]
-CASES = pytest.mark.parametrize(("make", "run"), [(cait, cait_run), (convit, convit_run)], ids=["CaiT", "ConViT"])
+LATE = [(cait, cait_run), pytest.param(convit, convit_run, marks=pytest.mark.slow)]
+CASES = pytest.mark.parametrize(("make", "run"), LATE, ids=["CaiT", "ConViT"])
 
 
 @CASES
@@ -258,6 +262,149 @@ def test_methods_that_need_weights_of_one_sign_say_so() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot work
 
 
-def test_channels_and_linear_attention_are_refused_with_the_reason() -> None:
-    with pytest.raises(Unsupported, match="attends between channels, not between tokens. Try "):
+def deformable() -> Model:
+    transformers = zoo.library("transformers", "hf")
+    torch.manual_seed(0)
+    stages: dict[str, Any] = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "embedding_size": 8}
+    backbone = transformers.ResNetConfig(**stages, out_features=["stage2", "stage3", "stage4"])
+    sizes = {
+        f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")
+    }
+    options: dict[str, Any] = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
+    config = transformers.DeformableDetrConfig(**sizes, **options, backbone_config=backbone, d_model=32, num_queries=5)
+    net = transformers.DeformableDetrForObjectDetection(config).eval()
+    return Model(net, forward=lambda x: net(pixel_values=x).logits.mean(1), classifier=True)
+
+
+def linear() -> Model:
+    torch.manual_seed(0)
+    return Model(timm.create_model("efficientvit_b0", num_classes=7).eval())
+
+
+def channels() -> Model:
+    torch.manual_seed(0)
+    return Model(timm.create_model("edgenext_xx_small", num_classes=7).eval())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (channels, "attends between channels, not between tokens"),
+        (linear, "multiplies queries, keys and values without a softmax .linear attention, in stages.*"),
+        (deformable, "samples points that it chooses itself .deformable attention, in model.*"),
+    ],
+    ids=["channels", "linear", "deformable"],
+)
+def test_attention_without_weights_is_refused_with_the_reason(make: Callable[[], Model], reason: str) -> None:
+    model, x = make(), images(1).float().repeat(1, 1, 2, 2)
+    with pytest.raises(Unsupported, match=f"rollout needs token attention; .*{reason}.* Try "):
+        vitreous.explain(model, x, "rollout", 1)
+    assert vitreous.explain(model, x, "gradient", 1).map.shape == (1, 128, 128)
+    assert vitreous.explain(model, x, "occlusion", 1).map.isfinite().all()
+
+
+def test_channel_attention_is_refused_with_the_reason() -> None:
+    with pytest.raises(Unsupported, match=r"attends between channels, not between tokens\. Try "):
         vitreous.explain(zoo.model("timm XCiT"), zoo.images("timm XCiT"), "rollout")
+
+
+# ------------------------------------------------------------------------------------------------------- branches
+
+
+def crossvit(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"patch_size": (8, 16), "embed_dim": (16, 32), "num_heads": (2, 2), "num_classes": 7}
+    sizes |= {"img_size": 64, "img_scale": (1.0, 1.0), "depth": ((1, 1, 0), (1, 2, 0)), **options}
+    net: Any = timm.create_model("crossvit_9_240", **sizes).double().eval()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return net  # type: ignore[no-any-return]
+
+
+SPANS = (65, 17)  # tokens of the two branches, CLS first
+STARTS = (0, 65)
+
+
+def crossvit_run(net: Any, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, list[int], list[int]]]]:
+    """The scores, and A of every layer with its queries and keys among the tokens of both branches."""
+    layers: list[tuple[Tensor, list[int], list[int]]] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, asking: list[int], asked: list[int]) -> Tensor:
+        q, k, v = (t.unflatten(2, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+        a = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        layers.append((a, asking, asked))
+        return (a @ v).transpose(1, 2).flatten(2)
+
+    xs = []
+    for i, embed in enumerate(net.patch_embed):
+        cls = getattr(net, f"cls_token_{i}").expand(len(x), -1, -1)
+        xs.append(torch.cat([cls, embed(x)], 1) + getattr(net, f"pos_embed_{i}"))
+    for stage in net.blocks:
+        for i, blocks in enumerate(stage.blocks):
+            own = list(range(STARTS[i], STARTS[i] + SPANS[i]))
+            for block in blocks:
+                q, k, v = block.attn.qkv(block.norm1(xs[i])).chunk(3, -1)
+                xs[i] = xs[i] + block.attn.proj(attend(q, k, v, 2, own, own))
+                xs[i] = xs[i] + block.mlp(block.norm2(xs[i]))
+        asked = [proj(xs[i][:, :1]) for i, proj in enumerate(stage.projs)]
+        made = []
+        for i, (fusion, back) in enumerate(zip(stage.fusion, stage.revert_projs)):
+            o = 1 - i
+            tokens = torch.cat([asked[i], xs[o][:, 1:]], 1)
+            h = fusion.norm1(tokens)
+            keys = [STARTS[i], *range(STARTS[o] + 1, STARTS[o] + SPANS[o])]
+            out = attend(fusion.attn.wq(h[:, :1]), fusion.attn.wk(h), fusion.attn.wv(h), 2, [STARTS[i]], keys)
+            made.append(torch.cat([back(tokens[:, :1] + fusion.attn.proj(out)), xs[i][:, 1:]], 1))
+        xs = made
+    scores = [head(norm(one)[:, 0]) for one, norm, head in zip(xs, net.norm, net.head)]
+    return torch.stack(scores).mean(0), layers
+
+
+@pytest.mark.parametrize("branch", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_branch_is_that_of_dense_matrices_over_both(branch: int) -> None:
+    net, x = crossvit(), images()
+    scores, layers = crossvit_run(net, x)
+    assert off(scores, net(x)) < 1e-12, "the network is written out rightly"
+    model, count = Model(net, classifier=True, branch=branch), sum(SPANS)
+    side = (8, 4)[branch]
+    shown = slice(STARTS[branch] + 1, STARTS[branch] + SPANS[branch])
+    assert model.layout_at((64, 64)).grid == (side, side) and model.layout_at((64, 64)).readout == (0, 1)
+    grads = torch.autograd.grad(scores[:, 3].sum(), [a for a, _, _ in layers])
+    eye = torch.eye(count, dtype=torch.float64).repeat(2, 1, 1)
+    read = (eye[:, :1] + eye[:, STARTS[1] : STARTS[1] + 1]) / 2
+    gained, rolled = read, read
+    for (a, asking, asked), grad in reversed(list(zip(layers, grads))):
+        step, factor = torch.zeros_like(eye), eye.clone()
+        rows = torch.tensor(asking)[:, None]
+        step[:, rows, asked] = (a.detach() * grad).clamp_min(0).mean(1)
+        factor[:, asking] *= 0.5
+        factor[:, rows, asked] += 0.5 * a.detach().mean(1)
+        gained, rolled = gained + gained @ step, rolled @ factor
+    for method, expected in (("gae", gained), ("rollout", rolled)):
+        found = vitreous.explain(model, x, method, 3).map
+        assert off(found, expected[:, 0, shown].reshape(-1, side, side)) < 1e-6, method
+
+
+@pytest.mark.slow
+def test_the_branch_that_matters_most_is_shown_and_others_are_named() -> None:
+    net = crossvit()
+    layout = Model(net, classifier=True).layout_at((64, 64))
+    assert layout.obstacle is not None and "runs 2 branches that exchange their CLS tokens" in layout.obstacle
+    with pytest.raises(ModelError, match=r"has no branch 2: give one of 0 \(8×8 patches\), 1 \(4×4 patches\)"):
+        Model(net, classifier=True, branch=2).layout_at((64, 64))
+    with pytest.raises(Unsupported, match=r"runs 2 branches.*Try attention, rollout, gae"):
+        vitreous.explain(Model(net, classifier=True), images(1), "value_zeroing", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("branch", [0, 1])
+def test_a_changed_patch_of_a_branch_moves_its_cell(branch: int) -> None:
+    net, x = crossvit(), images(1)
+    model, moved, side = Model(net, classifier=True, branch=branch), x.clone(), (8, 16)[branch]
+    moved[:, :, 2 * side : 3 * side, side : 2 * side] += 1  # row 2, column 1
+    layout = model.layout_at((64, 64))
+    number = next(i for i, a in enumerate(layout.stages) if a.queries.size == SPANS[branch])
+    values = [Trace(model, one).attention[number].v.transpose(1, 2).flatten(2).norm(dim=-1) for one in (x, moved)]
+    change = layout.to_map(layout.stages[number].scatter_keys((values[1] - values[0]).abs()), number)
+    assert (change > 1e-9).nonzero().tolist() == [[0, 2, 1]]

@@ -94,7 +94,13 @@ def naflex() -> nn.Module:
 
 
 TOWERS: list[Callable[[], nn.Module]] = [siglip2, siglip2_classes, qwen2, qwen25, qwen3, pixtral, naflex]
-towers = pytest.mark.parametrize("make", TOWERS, ids=lambda make: make.__name__)
+QUICK = (siglip2_classes, qwen25)
+towers = pytest.mark.parametrize(
+    "make",
+    [make if make in QUICK else pytest.param(make, marks=pytest.mark.slow) for make in TOWERS],
+    ids=[make.__name__ for make in TOWERS],
+)
+METHODS = ("attention", "rollout", "grad_rollout", "norm_attention", "attn_lrp", "gradcam", "transformer_attribution")
 
 
 def target(model: Model, size: tuple[int, int] = SIZE) -> Any:
@@ -104,6 +110,7 @@ def target(model: Model, size: tuple[int, int] = SIZE) -> Any:
 # ------------------------------------------------------------------------------------------ what the network is given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [siglip2, qwen2, pixtral], ids=lambda make: make.__name__)
 def test_the_processors_own_pixels_are_put_back_in_place(make: Callable[[], nn.Module]) -> None:
     """What a network is given for an image is what its own processor gives it."""
@@ -134,6 +141,7 @@ def test_gradients_reach_the_pixels(make: Callable[[], nn.Module]) -> None:
     assert off(found, grad.sum(1)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [siglip2, qwen2, naflex], ids=lambda make: make.__name__)
 def test_gradients_are_finite_differences(make: Callable[[], nn.Module]) -> None:
     """Of networks that compute everything in double precision."""
@@ -197,10 +205,7 @@ def masked(self: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embedd
     return self.proj(out.transpose(1, 2).reshape(count, -1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["attention", "rollout", "gae", "grad_rollout", "norm_attention", "attn_lrp", "gradcam", "transformer_attribution"],
-)
+@pytest.mark.parametrize("method", ["gae", *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS)])
 def test_windows_in_parts_are_one_masked_attention(method: str) -> None:
     net = qwen25()
     dense: Any = copy.deepcopy(net)

@@ -26,11 +26,14 @@ import uvicorn
 import zoo
 from machine import PATIENCE, rare, until
 from PIL import Image
+from test_dense import Segmenter
 
 import vitreous
 from vitreous import METHODS, Model
 from vitreous._support.progress import steps
 from vitreous.cli.serve import listen
+from vitreous.images.preprocess import IMAGENET
+from vitreous.models.libraries import cropped
 from vitreous.plot.colour import colour_map
 from vitreous.registry import method
 from vitreous.trace.trace import Trace
@@ -69,6 +72,7 @@ def site(slow_method: None) -> Iterator[str]:
     """A server with tiny models, and with the slow method."""
     names = ["timm ViT", "timm DINOv2 registers", "timm Swin"]
     models = [Model(decided(zoo.network(name)), labels=LABELS, name=name.replace(" ", "-")) for name in names]
+    models.append(Model(Segmenter().eval(), cropped((64, 64), *IMAGENET), ["cat", "dog", "bird"], name="segmenter"))
     limits = Limits(rate=1e6, burst=10**6, seconds=PATIENCE, patience=PATIENCE, grace=1.0, job_seconds=PATIENCE)
     engine = Engine([(model, Source("x/y")) for model in models], limits)
     engine.warm()
@@ -651,7 +655,7 @@ def test_cancel_and_options(visit: Callable[..., Any]) -> None:
 
 
 def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
-    page = visit("method=cdam&method=attention&model=timm-Swin", ready=".failed .problem")
+    page = visit("method=cdam&method=attention_flow&model=timm-Swin", ready=".failed .problem")
     assert "attention" in page.locator(".failed .problem").inner_text()
     shot(page, "problem")
     page.set_input_files("#file", {"name": "note.png", "mimeType": "image/png", "buffer": b"no picture"})
@@ -670,3 +674,25 @@ def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
     page.wait_for_selector("#attention .problem")
     assert page.locator("#attention .problem").inner_text() != ""
     page.expected.extend(["status of 404", "status of 422"])
+
+
+def test_a_place_is_clicked_and_a_box_is_drawn(visit: Callable[..., Any]) -> None:
+    """On a model with an output for each place; the targets are in pixels of the image."""
+    page = visit("model=segmenter&method=gradient&method=rollout&target=top-1")
+    page.set_input_files("#file", photo(size=128))
+    page.wait_for_function("() => /image=[0-9a-f]{32}/.test(location.hash)")
+    maps(page, 2)
+    box = page.locator(".well .map").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.75, box["y"] + box["height"] * 0.25)
+    maps(page, 4)  # rollout depends on the place too
+    assert page.locator(".chip").filter(has_text="@96,32").count() == 1
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.5)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.75, steps=4)
+    assert page.locator(".well .region:visible").count() == 1
+    page.mouse.up()
+    maps(page, 6)
+    assert page.locator(".chip").filter(has_text="@32,64,6").count() == 1
+    heads = page.locator(".grid tbody th").all_inner_texts()
+    assert any("at 96,32" in head for head in heads) and any("in 32,64,6" in head for head in heads)
+    shot(page, "region")

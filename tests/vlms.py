@@ -16,7 +16,16 @@ tr = pytest.importorskip("transformers")
 SIDE = 32
 TEXT = "what is this ? a dog on the red sofa . cat and photo of no yes two small big green bench it there"
 WORDS = TEXT.split()
-SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+SPECIAL = [
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+]
 NAMES = SPECIAL + WORDS + [f"word{i}" for i in range(64 - len(SPECIAL) - len(WORDS))]
 IMAGE = NAMES.index("<image>")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}

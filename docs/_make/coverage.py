@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from _make.places import ROOT
-from vitreous import METHODS, Model, explain
+from vitreous import METHODS, Model, Trace, explain
 from vitreous.errors import Unsupported
 from vitreous.models.layout import Layout
 from vitreous.trace.apply import why_not
@@ -19,6 +19,7 @@ SHORT = {"attention_gradient": "attention × gradient", "lrp": "relevance", "cam
 def table() -> str:
     """A row for each model of the zoo: its geometry, how many methods of each family work, and why others do not."""
     sys.path.insert(0, str(ROOT / "tests"))
+    import test_video as video
     import zoo
 
     heads = [SHORT.get(family, family) for family in FAMILIES]
@@ -28,10 +29,11 @@ def table() -> str:
     ]
     reasons: dict[str, list[str]] = {}
     done: dict[str, str] = {}
-    for name, entry in zoo.ZOO.items():
-        model: Model = zoo.model(name)
-        layout = model.layout_at(entry.size)
-        refused = refusals(model, layout, zoo.images(name, 1))
+    pictured = [(name, zoo.model(name), zoo.images(name, 1)) for name in zoo.ZOO]
+    filmed = [(f"HF {shown}, of videos", video.model(kind), video.clips()[:1]) for kind, shown in video.SHOWN.items()]
+    for name, model, images in [*pictured, *filmed]:
+        layout = Trace(model, images).layout
+        refused = refusals(model, layout, images)
         for said in Counter(refused.values()):
             methods = [m for m, why in refused.items() if why == said]
             reasons.setdefault(f"{said}: {listed(methods)}", []).append(name)
@@ -82,7 +84,7 @@ def shares(refused: dict[str, str]) -> list[str]:
 def tokens(layout: Layout) -> str:
     parts = [f"{layout.prefix} before" if layout.prefix else "", f"{layout.suffix} after" if layout.suffix else ""]
     extra = ", ".join(part for part in parts if part)
-    return f"{layout.grid[0]}×{layout.grid[1]}" + (f", {extra}" if extra else "")
+    return "×".join(map(str, layout.cells)) + (f", {extra}" if extra else "")
 
 
 def reads(layout: Layout) -> str:

@@ -13,11 +13,21 @@ import vitreous
 from vitreous.cli.main import app
 
 GROUPS = {
-    "Load and explain": ("load", "Model", "explain", "explain_targets", "methods", "ConfiguredMethod", "Attribution"),
+    "Load and explain": (
+        "load",
+        "Model",
+        "explain",
+        "explain_targets",
+        "explain_pair",
+        "Pair",
+        "methods",
+        "ConfiguredMethod",
+        "Attribution",
+    ),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
     "Images and words": ("ask", "Answer", "words", "Words", "Word"),
     "Look inside": ("inspect", "with_registers", "maximize", "Maximized", "cass", "check", "Check", "Trace", "Layout"),
-    "Targets": ("Class", "Top", "Contrast", "Concept", "Text", "Neuron", "Target"),
+    "Targets": ("Class", "Top", "Contrast", "Concept", "Like", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),
     "Extend": ("METHODS", "METRICS", "method", "metric", "Noted", "Case", "Measured", "Map", "Output", "Scores"),
     "Other libraries": (

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitreous._support.memory import in_batches
-from vitreous.attribution import Attribution, attribute_all, join
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution, join
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
@@ -190,10 +191,10 @@ def explain_pair(
 ) -> Pair:
     """Explain two images together, or image by image two lists of them: a map for each.
 
-    A network that takes two images is explained for `target` (as for `explain`), each image with the other as its
-    input; `arguments`: the names of the two, where its forward takes more. For any other network the score is the
-    `similarity` of the embeddings of the two images: "cosine", "dot" or "l2". The maps of swapped images are swapped.
-    `inputs`: what else the network gets, one row for each pair.
+    A network that takes two images is explained for `target` (as for `explain`; a single number, such as a similarity,
+    is its own target), each image with the other as its input; `arguments`: the names of the two, where its forward
+    takes more. For any other network the score is the `similarity` of the embeddings of the two images: "cosine",
+    "dot" or "l2". The maps of swapped images are swapped. `inputs`: what else the network gets, one row for each pair.
     """
     wrapped = as_model(model)
     images = as_images(one, wrapped.channels), as_images(other, wrapped.channels)
@@ -222,6 +223,9 @@ def taken_together(
 ) -> Pair:
     """The maps of a network that takes two images."""
     ready = [model.prepare(some) for some in images]
+    if target is None:
+        first = Trace(taking(model, names[0]), ready[0][:1], beside(first_rows(inputs), names[1], ready[1][:1]))
+        target = None if first.classifies or first.output.shape[1] > 1 else "neuron:0"
     found = [
         explain(
             taking(model, names[i]),
@@ -234,6 +238,11 @@ def taken_together(
         for i in (0, 1)
     ]
     return Pair(*found)
+
+
+def first_rows(inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What belongs to the first pair."""
+    return {name: value[:1] if hasattr(value, "__getitem__") else value for name, value in (inputs or {}).items()}
 
 
 def names_of(images: Any, model: Model) -> list[str]:

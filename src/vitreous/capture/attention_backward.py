@@ -1,7 +1,6 @@
 """A ⊙ ∂y/∂A of every layer, from the last to the first, in one backward pass that holds one layer at a time.
 
 The backward of an attention needs A and ∂y/∂A anyway; here it computes them by rows and passes them to a visitor.
-`CutAt` lets gradients begin at the tokens that enter a layer.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention import Attention, fusible, rows_of, run_of, same, sum_of, widen
-from vitreous.capture.capture import NORMS, Capture, linear_parts
-from vitreous.errors import Unsupported
+from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
@@ -261,98 +257,3 @@ class Sums:
 
     def result(self, scale: float) -> tuple[Tensor, ...]:
         return torch.cat(self.dq, 2).mul_(scale), sum_of(self.dk), sum_of(self.dv)
-
-
-# ------------------------------------------------------------------------------------------ where gradients begin
-
-BATCH_NORM = {F.batch_norm, torch.batch_norm}
-Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", n): what the n-th linear layer reads
-
-
-class Unfrozen(TorchFunctionMode):
-    """Also differentiate parts of a model that its forward computes under `torch.no_grad` (frozen parts)."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch._C._set_grad_enabled:
-            return None
-        return normalised(func, args, kwargs or {}) if func in BATCH_NORM else func(*args, **(kwargs or {}))
-
-
-def normalised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A batch norm whose backward is right.
-
-    On a CPU, torch's is wrong in eval mode for one image if its input or the gradient has the strides of permuted
-    tokens, [1 C h w] with channels last: both are made contiguous.
-    """
-    x, *rest = args or (kwargs.pop("input"),)
-    if x.is_cuda or len(x) != 1 or x.ndim < 3:
-        return func(x, *rest, **kwargs)
-    out = func(x.contiguous(), *rest, **kwargs)
-    if out.requires_grad:
-        out.register_hook(Tensor.contiguous)
-    return out
-
-
-class AtEntries(TorchFunctionMode):
-    """Count the norm and linear calls of a forward pass; `met` may replace the tokens of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts = {"norm": 0, "linear": 0}
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear:
-            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
-            return F.linear(self._enter("linear", tokens), weight, bias)
-        out = func(*args, **(kwargs or {}))
-        return self._enter("norm", out) if func in NORMS else out
-
-    def _enter(self, kind: str, tokens: Tensor) -> Tensor:
-        self._counts[kind] += 1
-        return self.met((kind, self._counts[kind]), tokens)
-
-    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
-        """The tokens to continue with."""
-        return tokens
-
-
-class CutAt(AtEntries):
-    """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
-
-    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first. `flat`: they are [N D],
-    and the leaf is [1 N D].
-    """
-
-    def __init__(
-        self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same, flat: bool = False
-    ) -> None:
-        super().__init__()
-        self.entry, self.seen, self.edit, self.flat = entry, seen, edit, flat
-        self.leaf: Tensor | None = None
-        self._given: Tensor | None = None  # the leaf in the model's own axes
-        self._tokens: Tensor | None = None  # the tokens that the leaf replaces
-        seen.recording = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch._C._set_grad_enabled:
-            return None  # as in Unfrozen
-        if func in BATCH_NORM:
-            return normalised(func, args, kwargs or {})
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
-        if entry == self.entry:
-            torch.set_grad_enabled(True)
-            own = tokens.detach()[None] if self.flat else tokens.detach()
-            self._tokens, self.leaf = tokens, self.edit(own).detach().requires_grad_()
-            if self.flat and len(self.leaf) != 1:
-                raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
-            self._given = self.leaf[0] if self.flat else self.leaf
-            self.seen.recording = True
-        return self._given if self._given is not None and tokens is self._tokens else tokens

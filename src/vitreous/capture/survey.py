@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, near
-from vitreous.capture.attention_backward import AtEntries, Entry
 from vitreous.capture.capture import Capture, caller, linear_parts
+from vitreous.capture.entries import AtEntries, Entry
 from vitreous.capture.narrowed_block import Fold, Linear
+from vitreous.capture.unfused import FACTORS, is_activation, operands, soft_of
 
 
 class Met(NamedTuple):
@@ -56,7 +57,13 @@ class Entries(AtEntries):
             for met in reversed(recent):
                 shape = met.tokens.shape
                 of_heads = len(shape) == 4 and ((shape[-1] == width and heads > 1) or shape[1] == 1)
-                if met.entry[0] == kind and len(shape) == 2 and self.images == 1 and counts and shape[0] >= counts[0] > 1:
+                if (
+                    met.entry[0] == kind
+                    and len(shape) == 2
+                    and self.images == 1
+                    and counts
+                    and shape[0] >= counts[0] > 1
+                ):
                     return met  # of a packed sequence, without an axis of images
                 if met.entry[0] != kind or len(shape) not in (3, 4) or self.images not in shape[:2] or of_heads:
                     continue
@@ -177,7 +184,9 @@ class Survey(ExitStack):
         self.cut = Patches(self.seen)
         self.memory = MemoryUse()
         self.projections = Projections(names)
-        self.mixed: list[str] = []  # modules that change A between softmax and A·V
+        self.mixed: list[str] = []  # modules that change A between softmax and A·V, to something that is no A
+        self.linear: list[tuple[str, list[Tensor]]] = []  # modules that multiply three tensors without a softmax
+        self.sampled: list[tuple[str, Tensor]] = []  # modules that sample points of a grid, and where
         self.entries: list[Met | None] = []  # of each attention
         self.recent: list[list[Met]] = []  # all that each attention may read
         self.ways: list[Met | None] = []  # of each attention, and of each whose softmax is changed
@@ -204,6 +213,23 @@ class Surveyed(Capture):
     def __init__(self, survey: Survey, names: Mapping[int, str], images: int) -> None:
         super().__init__(names, images)
         self.survey = survey
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.grid_sample:
+            grid = args[1] if len(args) > 1 else (kwargs or {})["grid"]
+            self.survey.sampled.append((caller(self.names), grid))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def see_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        factors = operands(func, args, kwargs)
+        of_products = [getattr(one, FACTORS, None) for one in factors]
+        for number, pair in enumerate(of_products):
+            whole = [*(pair or ()), *(one for i, one in enumerate(factors) if i != number)]
+            if pair is not None and soft_of(factors[number]) is None and all(map(is_activation, whole)):
+                self.survey.linear.append((caller(self.names), whole))
+        super().see_product(func, args, kwargs, out)
 
     def keep(self, call: Attention) -> None:
         super().keep(call)

@@ -6,8 +6,8 @@
     softmax(…)[..., :-1] @ v                         a softmax with a sink, whose column is dropped
 
 `TAG` marks a tensor that is a softmax and says where its keys are. Views of it (transposed, reshaped in front, sliced)
-keep the mark; any other change makes it `mixed`: no softmax any more, but still A if it is multiplied with values, as where
-heads are mixed (CaiT, DeepViT) or two softmaxes are combined (ConViT, differential attention).
+keep the mark; any other change makes it `mixed`: no softmax any more, but still A if it is multiplied with values, as
+where heads are mixed (CaiT, DeepViT) or two softmaxes are combined (ConViT, differential attention).
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ def read_einsum(equation: Any, factors: tuple[Any, ...]) -> Product | None:
         axes = [term.index(c) for c in shared + last]
         return lambda t: t.permute(axes) if len(axes) == 4 else t.permute(axes).unsqueeze(1)
 
-    return Product(a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width), soft.mixed)
+    return Product(
+        a, v, order(terms[0], queries + keys), order(terms[1], keys + width), order(result, queries + width), soft.mixed
+    )
 
 
 def terms_of(equation: Any, factors: tuple[Any, ...]) -> list[str] | None:

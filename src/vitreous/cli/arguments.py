@@ -19,7 +19,7 @@ import typer
 
 from vitreous._support.files import FIGURES
 from vitreous.cli.values import USUAL, parse_bands, parse_formats, parse_size
-from vitreous.errors import ModelWarning, OptionError, Unsupported
+from vitreous.errors import ModelWarning, OptionError
 
 if TYPE_CHECKING:
     from vitreous.models.model import Model
@@ -160,14 +160,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs in
 # --------------------------------------------------------------------------------------------------- groups of options
 
 
-def of_images(model: Model) -> Model:
-    """The model; raise if it takes videos, which `vitreous explain` alone reads."""
-    if model.frames is None:
-        return model
-    said = f"{model.name} takes videos, and this command reads images"
-    raise Unsupported(f"{said}; vitreous explain reads videos, and in Python vitreous.evaluate takes them too")
-
-
 @dataclass(frozen=True)
 class Backbone:
     """The network and its device."""
@@ -181,7 +173,7 @@ class Backbone:
 
     def load(self) -> Model:
         more: dict[str, Any] = {"bands": self.bands, "trust_pickle": self.trust_pickle}
-        return of_images(load_model(self.model, self.weights, self.device, self.img_size, **more))
+        return refuse_videos(load_model(self.model, self.weights, self.device, self.img_size, **more))
 
 
 @dataclass(frozen=True)
@@ -194,7 +186,7 @@ class Source(Backbone):
     memory: Memory = None
 
     def load(self) -> Model:
-        return of_images(self.load_any())
+        return refuse_videos(self.load_any())
 
     def load_any(self) -> Model:
         """Load a model of images or of videos."""
@@ -323,6 +315,12 @@ def pick_methods(text: str) -> tuple[list[Method], bool]:
     if not names:
         raise OptionError("--method: name at least one; see: vitreous methods")
     return [METHODS[name] for name in dict.fromkeys(names)], False
+
+
+def refuse_videos(model: Model) -> Model:
+    from vitreous.trace.apply import of_images
+
+    return of_images(model, "this command works")
 
 
 def load_model(

@@ -16,7 +16,8 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from vitreous._support.arrays import save_arrays
-from vitreous.attribution import Attribution, mark_of, told_targets
+from vitreous.attribute import told_targets
+from vitreous.attribution import Attribution, mark_of
 from vitreous.cli.arguments import Place
 from vitreous.cli.results import (
     BATCH,

@@ -332,22 +332,3 @@ def models(
         from vitreous.cli import check as command
 
         command.run(Backbone(check, weights, img_size, device=device), methods, as_json)
-
-
-@app.command()
-def show(
-    file: Annotated[Path, typer.Argument(help="A figure, .npz or .json file that vitreous wrote.", metavar="FILE")],
-    as_json: AsJson = False,
-) -> None:
-    """Show what made a result: weights, image, method, options, target and versions, as the file itself tells."""
-    from vitreous.cli import show as command
-
-    command.run(file, as_json)
-
-
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Show versions, devices, what is installed and whether it works: the first lines of a problem report."""
-    from vitreous.cli import doctor as command
-
-    command.run(as_json)

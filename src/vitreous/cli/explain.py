@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from PIL import Image
 
 from vitreous.api import attribute_by_default
-from vitreous.attribution import Attribution, attribute_all
+from vitreous.attribute import attribute_all
+from vitreous.attribution import Attribution
 from vitreous.cli.alike import Plan, explain_alike
 from vitreous.cli.arguments import Beside, Settings, pick_methods
 from vitreous.cli.clips import check_film, find_sources, find_videos, with_frames
-from vitreous.cli.explained import Explanation, Form, Grid, Writer
+from vitreous.cli.explained import Explanation, Form, Grid, Writer, called
 from vitreous.cli.results import (
     BATCH,
     SHOWN,
     Batch,
+    Found,
     Summary,
     check_out,
     named_file,
+    names_file,
     tell_notes,
     work_through,
 )
@@ -65,12 +67,9 @@ def run(
     frames: int | None = None,
 ) -> None:
     plan, given = make_plan(methods, settings), find_sources(sources, limit)
-    check_out(named_file(out, given, formats)[0] if len(given.files) == 1 else out)
+    check_early(out, given, formats)
     model = with_frames(load(), frames)
-    folder, found, kinds = named_file(out, given if model.frames is None else find_videos(sources, limit), formats)
-    check_out(folder)
-    if folder != out and NUMBERS in formats:
-        kinds = tuple(dict.fromkeys([*kinds, NUMBERS]))
+    folder, found, kinds = where_to(out, given if model.frames is None else find_videos(sources, limit), formats)
     check_film(kinds, model)
     if beside.like is not None:
         own = found.names[found.files[0]] if folder != out else None
@@ -78,8 +77,7 @@ def run(
     inputs = read_beside(model, beside.inputs, len(found.files))
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
-    one_by_one = any(m.alone for m in plan.methods) or keeps_shapes(model)
-    size = 1 if one_by_one else min(BATCH, images_at_once(model))
+    size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
 
     def work(batch: Batch) -> None:
         try:
@@ -114,12 +112,18 @@ def run(
     raise typer.Exit(summary.code)
 
 
-def keeps_shapes(model: Model) -> bool:
-    """Whether its preprocessing keeps the shape of images, as that of detectors does, so that they fit no batch."""
-    if model.channels != 3:
-        return False
-    wide, high = (model.preprocess(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
-    return wide != high
+def check_early(out: Path, given: Found, formats: tuple[str, ...]) -> None:
+    """Raise before the model is loaded if nothing can be written there; several images may be the frames of a video."""
+    frames = len(given.files) > 1 and names_file(out)
+    check_out(out.parent if frames else named_file(out, given, formats)[0])
+
+
+def where_to(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path, Found, tuple[str, ...]]:
+    """The folder, the images with the names of their results, and the kinds of file; of one file, also the numbers."""
+    folder, found, kinds = named_file(out, found, formats)
+    check_out(folder)
+    named = folder != out and NUMBERS in formats
+    return folder, found, tuple(dict.fromkeys([*kinds, NUMBERS])) if named else kinds
 
 
 def read_beside(model: Model, file: Path | None, images: int) -> Inputs | None:
@@ -291,6 +295,6 @@ def short(value: Any) -> str:
 def seen(entry: dict[str, Any]) -> str:
     top = entry["top"][:3]
     return ", ".join(
-        f"{t['label']} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
+        f"{called(t)} " + (f"{t['value']:.4g}" if "value" in t else f"{t.get('probability', t.get('area')):.0%}")
         for t in top
     )

@@ -47,7 +47,7 @@ class Explanation:
 
     def sheet(self, cells: bool) -> Sheet:
         values = any("value" in entry for entry in self.top)
-        bars = [(entry["label"], share_of(entry)) for entry in self.top]
+        bars = [(called(entry), share_of(entry)) for entry in self.top]
         return explanation_figure(self.rows, top=bars, rows=self.heads, cells=cells, values=values)
 
 
@@ -239,3 +239,8 @@ def number(value: Any) -> float | None:
 def share_of(entry: dict[str, Any]) -> float:
     """The value, the probability or the share of the image of one of the best classes."""
     return float(next(entry[key] for key in ("value", "probability", "area") if key in entry))
+
+
+def called(entry: Mapping[str, Any]) -> str:
+    """The name of a class, and of a detection also its query."""
+    return f"{entry['label']} (query {entry['query']})" if "query" in entry else str(entry["label"])

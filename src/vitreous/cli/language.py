@@ -20,6 +20,7 @@ def ask(
     question: Annotated[str, typer.Argument(help="The question.", metavar="QUESTION")],
     *,
     backbone: Backbone,
+    memory: Memory = None,
     method: Annotated[
         str | None,
         typer.Option("--method", "-x", help="One method; see: vitreous methods.", show_default="the best quick map"),
@@ -32,8 +33,7 @@ def ask(
         str,
         typer.Option("--words", help="all, the first N, or words of the answer separated by commas: token:dog,word:3."),
     ] = "all",
-    most: Annotated[int, typer.Option("--most", help="Tokens of an answer at most.", min=1)] = 32,
-    memory: Memory = None,
+    most: Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer at most.", min=1)] = 32,
     place: Place,
 ) -> None:
     """Ask a vision-language model about an image: one map for each word of its answer."""

@@ -12,6 +12,7 @@ import typer
 
 from vitreous._support.cpu import work_around_amx
 from vitreous.cli import language as language  # its commands
+from vitreous.cli import told as told
 from vitreous.cli.commands import app
 from vitreous.cli.concept import app as concept_app
 from vitreous.cli.inspect import app as inspect_app

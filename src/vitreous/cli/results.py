@@ -100,9 +100,14 @@ def check_out(out: Path) -> None:
             raise InputError(f"--out {out}: {folder} is a file, not a folder")
 
 
+def names_file(out: Path) -> bool:
+    """Whether --out names a file, not a folder."""
+    return out.suffix.lower() in FILES and not out.is_dir()
+
+
 def named_file(out: Path, found: Found, formats: tuple[str, ...]) -> tuple[Path, Found, tuple[str, ...]]:
     """The folder, the names and the kinds of files of the results: --out may also name the only file of one image."""
-    if out.suffix.lower() not in FILES or out.is_dir():
+    if not names_file(out):
         return out, found, formats
     if len(found.files) != 1:
         raise InputError(

@@ -16,7 +16,8 @@ from torch import nn
 from vitreous._support.memory import in_batches, out_of_memory
 from vitreous._support.progress import steps
 from vitreous._support.statistics import Moments
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported, explained
 from vitreous.evaluation.plan import Methods, Settings, make_plan
 from vitreous.evaluation.report.files import write_all

@@ -7,7 +7,7 @@ frame ⌊(i + ½)·n / T⌋ for i = 0 … T − 1. A video of fewer frames than 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous._support.files import stamp_file
-from vitreous.errors import InputError, one_line
+from vitreous.errors import InputError
 from vitreous.images import pictures
 from vitreous.images.bands import check_size
 from vitreous.images.listing import ENDINGS
@@ -166,29 +166,24 @@ def animation(path: Path, frames: int) -> tuple[list[Image.Image], tuple[int, ..
 
 
 def film(path: Path, frames: int) -> tuple[list[Image.Image], tuple[int, ...]]:
-    """A film file, by PyAV, or by imageio with a plugin that reads it."""
-    decode = next((decode for package, decode in DECODERS.items() if find_spec(package) is not None), None)
-    if decode is None:
+    """A film file, decoded by PyAV."""
+    if find_spec("av") is None:
         said = f"{path}: no decoder for {path.suffix.lower()} files is installed"
         raise InputError(f"{said}: pip install 'vitreous[video]', or give a GIF or a folder of frames")
-    count = sum(1 for _ in decode(path, False))  # what a file says of its length is not always true
+    count = sum(1 for _ in decoded(path))  # what a file says of its length is not always true
     if count == 0:
         raise InputError(f"{path}: has no frames that can be decoded")
     chosen = spread(count, frames)
     wanted, read = set(chosen), {}
-    for number, make in enumerate(decode(path, True)):
+    for number, frame in enumerate(decoded(path)):
         if number in wanted:
-            image = make()
-            check_size(*image.size, str(path))
-            read[number] = image.convert("RGB")
+            check_size(frame.width, frame.height, str(path))
+            read[number] = turned(frame.to_image(), getattr(frame, "rotation", 0)).convert("RGB")
     return [read[i] for i in chosen], chosen
 
 
-Decoded = Iterator[Callable[[], Image.Image]]
-
-
-def by_av(path: Path, shown: bool) -> Decoded:
-    """The frames of a film, upright; each is converted only if it is asked for."""
+def decoded(path: Path) -> Iterator[Any]:
+    """The frames of a film, as PyAV has them."""
     import av
 
     with av.open(str(path)) as held:
@@ -196,27 +191,12 @@ def by_av(path: Path, shown: bool) -> Decoded:
             raise InputError(f"{path}: has no video in it")
         stream = held.streams.video[0]
         stream.thread_type = "AUTO"
-        for frame in held.decode(stream):
-            yield lambda frame=frame: turned(frame.to_image(), getattr(frame, "rotation", 0))  # type: ignore[misc]
+        yield from held.decode(stream)
 
 
 def turned(image: Image.Image, degrees: int) -> Image.Image:
     """An image turned counterclockwise, as phones note it in their films."""
     return image.rotate(degrees, expand=True) if degrees else image
-
-
-def by_imageio(path: Path, shown: bool) -> Decoded:
-    import imageio.v3
-
-    try:
-        for frame in imageio.v3.imiter(path):
-            yield lambda frame=frame: Image.fromarray(np.ascontiguousarray(frame))  # type: ignore[misc]
-    except (ImportError, OSError) as error:
-        said = f"{path}: imageio has no plugin that reads it ({one_line(error, 80)})"
-        raise InputError(f"{said}: pip install 'vitreous[video]'") from None
-
-
-DECODERS: dict[str, Callable[[Path, bool], Decoded]] = {"av": by_av, "imageio": by_imageio}
 
 
 # ---------------------------------------------------------------------------------------------------------- batches

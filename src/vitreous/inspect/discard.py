@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitreous._support.progress import steps
 from vitreous._support.words import percent
-from vitreous.attribution import attribute
+from vitreous.attribute import attribute
 from vitreous.errors import OptionError
 from vitreous.inspect.layers import check_fusion
 from vitreous.inspect.view import AnyModel, View, looking, numbers

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 
 from vitreous._support.words import percent
-from vitreous.attribution import attribute
+from vitreous.attribute import attribute
 from vitreous.errors import OptionError, one_of
 from vitreous.evaluation.study.spread import aggregated
 from vitreous.inspect.view import AnyModel, View, looking, numbers, span, width_of

@@ -37,7 +37,7 @@ def attention(
     layer: int = -1,
     heads: Literal["mean", "max", "min"] | int = "mean",
     across: Literal["none", "mean", "min", "max"] = "none",
-    query: Literal["read-out"] | tuple[int, int] = "read-out",
+    query: Literal["read-out"] | tuple[int, int] | tuple[int, int, int] = "read-out",
 ) -> ConfiguredMethod:
     """How much the tokens that the classifier reads attend to each patch, in one layer or over all; a first look, the
     same for every class.
@@ -45,7 +45,8 @@ def attention(
     layer: layer from 0, or from the end by -1, -2, …
     heads: how the attention heads become one, or one head's number
     across: over all layers, in place of one layer
-    query: whose attention: the tokens that the classifier reads, or the patch (row, column)
+    query: whose attention: the tokens that the classifier reads, or the patch (row, column); of a video, the tubelet
+    (time, row, column)
     """
 
 def attention_flow(

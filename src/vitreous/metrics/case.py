@@ -18,7 +18,8 @@ from torch import Tensor
 
 from vitreous._support.memory import in_batches
 from vitreous._support.spread import spread
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
@@ -37,8 +38,8 @@ from vitreous.trace.apply import (
     of_model,
     per_image,
 )
-from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.own_sizes import own_part
+from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import Entry
+from vitreous.capture.entries import Entry
 from vitreous.capture.survey import Met
 from vitreous.errors import CaptureError
-from vitreous.models.data_flow import DataFlow, chains, first_met
+from vitreous.models.data_flow import DataFlow, chains
 from vitreous.models.readers import Readers, dependents, find_readers
 from vitreous.models.survey_run import Seen
 
@@ -36,14 +36,6 @@ class Decoder:
 
     def holds(self, call: Attention) -> bool:
         return call.number in self.own or call.number in self.cross
-
-
-def sees_image(tensor: Tensor | None, images: Tensor) -> bool:
-    """Whether a tensor of a recorded run depends on its images."""
-    if tensor is None or tensor.grad_fn is None:
-        return False
-    begun = images.view_as(images).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    return bool(first_met(tensor.grad_fn, [begun]))
 
 
 def find_decoder(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[int], Decoder] | None:
@@ -78,7 +70,7 @@ def sort_calls(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[int
         asked = call.q if call.q is not None else call.factors[0] if call.factors is not None else None
         if asked is None:
             return None
-        query, value = (is_decoded(one, decoded, seen, flow) for one in (asked, call.v))
+        query, value = (is_decoded(one, decoded, flow) for one in (asked, call.v))
         if value and not query:
             return None
         (own if value else cross if query else encoder).append(i)
@@ -87,16 +79,16 @@ def sort_calls(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[int
     return encoder, own, cross
 
 
-def is_decoded(tensor: Tensor, decoded: int, seen: Seen, flow: DataFlow) -> bool:
+def is_decoded(tensor: Tensor, decoded: int, flow: DataFlow) -> bool:
     """Whether a tensor is learned, or has passed through the decoder."""
-    if not sees_image(tensor, seen.images):
+    if tensor.grad_fn is None or not flow.is_of_leaf(tensor.grad_fn):
         return True
     return bool(flow.below(tensor.grad_fn) & decoded)
 
 
-def entry_of(met: Met, decoder: Decoder | None) -> Entry:
+def entry_of(met: Met) -> Entry:
     """Where the tokens that enter a layer are made; hidden where positions are added for queries and keys only."""
-    return HIDDEN if decoder is not None and met.entry[0] == "linear" else met.entry
+    return HIDDEN if met.entry[0] == "linear" else met.entry
 
 
 def values(call: Attention) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import ModelError
@@ -32,9 +32,13 @@ def find_places(raw: Mapping[str, Any]) -> Tensor | None:
 
 
 def by_queries(classes: Tensor, masks: Tensor) -> Tensor:
-    """Σ_q softmax(class)[q, c] · sigmoid(mask)[q, p]."""
-    shares = (classes - classes.logsumexp(-1, keepdim=True)).exp()  # a softmax would be taken for attention
-    return torch.einsum("bqc,bqyx->bcyx", shares[..., :-1], masks.sigmoid())
+    """Σ_q softmax(class)[q, c] · sigmoid(mask)[q, p].
+
+    As exp(x − logsumexp x) and a convolution: a softmax, or a product, would be taken for attention.
+    """
+    shares = (classes - classes.logsumexp(-1, keepdim=True)).exp()[..., :-1].mT  # [B C Q]
+    found = F.conv2d(masks.sigmoid().flatten(0, 1)[None], shares.flatten(0, 1)[..., None, None], groups=len(masks))
+    return found[0].unflatten(0, shares.shape[:2])
 
 
 def is_plane(raw: Tensor, size: tuple[int, int] | None) -> bool:

@@ -1,6 +1,6 @@
 """What a detector returns: for each of its queries the scores of all classes and one box, side by side [B Q C+4].
 
-A box is its centre, width and height as shares of the model's input.
+A box is its centre, width and height as shares of the model's input. It is no part of a score, so it has no gradient.
 """
 
 from __future__ import annotations
@@ -22,4 +22,4 @@ def read_detections(raw: Mapping[str, Any]) -> Tensor | None:
         return None
     if boxes.shape != (*scores.shape[:2], 4):
         return None
-    return torch.cat([scores, boxes.to(scores.dtype)], -1)
+    return torch.cat([scores, boxes.detach().to(scores.dtype)], -1)

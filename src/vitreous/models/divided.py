@@ -25,8 +25,9 @@ from vitreous.capture.capture import Capture
 from vitreous.capture.survey import Met
 from vitreous.models.blocks import blocks_of
 from vitreous.models.slot_tokens import Pairs, tokens_of_slots
+from vitreous.models.stage_places import Entered, Placed, Step, Unplaced, query_of
 from vitreous.models.stages import Rows, Slots, Stage
-from vitreous.models.stages_run import Entered, Found, Placed, Step, Unplaced, depends, query_of
+from vitreous.models.stages_run import Found, depends
 from vitreous.models.survey_run import Network, Seen, gradient, noise_images
 from vitreous.models.token_places import Grid, Places, coded_places, digits
 from vitreous.types import Extent

@@ -11,8 +11,10 @@ from vitreous.models.register_tokens import MOVED
 
 
 def fingerprint(model: Model) -> str:
-    """A hash that is equal for equal weights, on any device and in any precision."""
+    """A hash that is equal for equal weights (and inputs that are alike for all), on any device, in any precision."""
     told = hashlib.sha256()
+    if model.arguments.shared:
+        told.update(str(model.arguments.told).encode())
     samples = []
     for name, tensor in model.module.state_dict().items():
         told.update(f"{name}{tuple(tensor.shape)}".encode())

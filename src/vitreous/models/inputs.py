@@ -230,8 +230,8 @@ class Arguments:
         image = self.image or self._image(run, images, whole)
         first = next(iter(parameters(self._signature)), None)
         if image is None or (first is not None and first.name == image and image not in whole):
-            return run(images, **whole)
-        return run(**{image: images}, **whole)
+            return in_rows(run(images, **whole))
+        return in_rows(run(**{image: images}, **whole))
 
     def _image(self, run: Callable[..., Any], images: Tensor, given: Given) -> str | None:
         """The argument that takes the images; where names do not tell, the first with which the network runs."""
@@ -256,6 +256,11 @@ class Arguments:
         taken = {*self.shared, *given}
         image = self.image or next(iter(image_arguments(self._signature, taken)), None)
         return missing_arguments(self._signature, {*taken, *([image] if image else [])})
+
+
+def in_rows(output: Any) -> Any:
+    """One number for each image, such as a similarity, as a vector of one."""
+    return output[:, None] if isinstance(output, Tensor) and output.ndim == 1 else output
 
 
 def first_running(run: Callable[..., Any], may: Sequence[str], images: Tensor, given: Given) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
-from vitreous.capture.attention_backward import Entry
+from vitreous.capture.entries import Entry
 from vitreous.errors import Unsupported
 from vitreous.models.decoder import Decoder
 from vitreous.models.readers import Readers
@@ -72,6 +72,11 @@ class Layout:
         """The axes of a map: (h, w); of a video (T′, h, w)."""
         return (self.frames, *self.grid) if self.times or self.frames > 1 else self.grid
 
+    def blocks_since(self, layer: int) -> int:
+        """How many blocks there are from a layer on; attention over time and over space may share one."""
+        shared = self.stages and self.times and 0 < len(self.blocks) < self.layers
+        return len(self.blocks) if shared else self.layers - layer
+
     @property
     def lattice(self) -> Grid:
         """The patches as rows and columns, those of later tubelets below: the grid of `stages`."""
@@ -98,7 +103,7 @@ class Layout:
     @property
     def last_stage(self) -> int:
         """The first layer whose tokens are those that the classifier reads."""
-        asked = [int(stage.queries.real.sum()) for stage in self.stages]
+        asked = [0 if self.times else int(stage.queries.real.sum()) for stage in self.stages]
         other = [stage.merged is not None or count != asked[-1] for stage, count in zip(self.stages, asked)]
         return max((i + 1 for i, differs in enumerate(other) if differs), default=0)
 

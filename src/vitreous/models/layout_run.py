@@ -20,8 +20,9 @@ from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
 from vitreous.capture.survey import Met, Survey
 from vitreous.models.blocks import blocks_of
+from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
-from vitreous.models.decoder import entry_of, find_decoder
+from vitreous.models.decoder import entry_of
 from vitreous.models.divided import find_divided
 from vitreous.models.layout import Layout, Order
 from vitreous.models.obstacles import (
@@ -30,8 +31,8 @@ from vitreous.models.obstacles import (
     Obstacle,
     find_obstacle,
     layer_numbers,
-    one_chain,
     other_shapes,
+    read_chain,
     several_reads,
     unlike,
 )
@@ -41,6 +42,8 @@ from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
 from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
 from vitreous.types import Extent
+
+READ = (Form.DETECTIONS, Form.WORDS)  # where each query or word is read from tokens of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
         return found, kept
     last, met = seen.calls[layers[-1]], survey.entries[layers[-1]]
     found = replace(read_from(seen, last, gradient(ends, last.node), found), probed=output.ndim != 4)  # else, by place
-    if model.form in (Form.DETECTIONS, Form.WORDS) and found.decoder is None:
+    if model.form in READ and found.decoder is None:
         readers = find_readers(output, last.node, last.fold)
         found = replace(found, readers=readers or (), obstacle=None if readers else UNREAD)
     if met is None:
@@ -97,21 +100,22 @@ def read_geometry(
 ) -> Layout:
     """Everything but the read-out."""
     survey = seen.survey
-    every = flow.read() if flow.known else list(range(len(seen.calls)))
-    read, decoder = [i for i in every if not flow.known or flow.of_leaf(i)], None
-    chain = one_chain(read, seen, flow, ends)
-    if given is None and (isinstance(chain, Obstacle) or len({seen.calls[i].shape for i in every}) > 1):
-        read, decoder = find_decoder(seen, flow, every) or (read, None)
-        chain = one_chain(read, seen, flow, ends)
-    separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
+    read, separate, decoder = read_chain(seen, flow, ends, given is None)
+    branched = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
+    branched = branched and len(size) == 2 and model.form is not Form.DETECTIONS
+    if branched and unlike([seen.calls[i] for i in read]) is None:
+        cuts = candidates(survey, size, seen.images.shape[1])
+        branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
+        if branch is not None:
+            return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
     obstacle, numbers, pool = (
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
-    if obstacle is not None and survey.cut.sampled and model.form is Form.DETECTIONS:
-        obstacle = replace(obstacle, said=SAMPLED)
+    if obstacle is not None and survey.cut.sampled and model.form in (Form.DENSE, Form.DETECTIONS):
+        obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
         foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
         found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
@@ -122,14 +126,15 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = None
-    if obstacle is not None and not obstacle.separate:
-        staged = find_staged(model, seen, read, flow, ends, size, places)
-    if staged is not None:
+    asked = obstacle is not None and not obstacle.separate and not obstacle.final
+    staged = find_staged(model, seen, read, flow, ends, size, places) if asked else None
+    if isinstance(staged, str) and obstacle is not None:
+        obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
+    if isinstance(staged, Found):
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
-        if model.form is Form.WORDS:
+        if model.form in READ:
             found = replace(found, readers=staged.readers(seen))
         obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
         obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
@@ -142,12 +147,12 @@ def read_geometry(
         flat_blocks=once if flat else (),
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
-        entries=tuple(entry_of(met, decoder) for met in ways if met) if all(ways) else (),
-        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and staged is not None),
-        footprint=(6 * survey.memory.largest // seen.count, 3 * survey.memory.made // (2 * seen.count)),
+        entries=tuple(entry_of(met) if decoder else met.entry for met in ways if met) if all(ways) else (),
+        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and isinstance(staged, Found)),
+        footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
-    if staged is not None:
+    if isinstance(staged, Found):
         orders = {
             count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
         }
@@ -168,6 +173,12 @@ def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) ->
     """Whether the first axis of the tokens is not that of the images; `windows`: they may share it with windows."""
     leading = [len(met.tokens) for met in ways if met is not None and met.tokens.ndim > 2]
     return any(size % images > 0 if windows else size != images for size in leading)
+
+
+def footprint(seen: Seen) -> tuple[int, int]:
+    """The bytes that one image takes: without gradients, and with."""
+    memory = seen.survey.memory
+    return 6 * memory.largest // seen.count, 3 * memory.made // (2 * seen.count)
 
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
@@ -294,19 +305,16 @@ def find_staged(
     ends: list[Tensor],
     size: Extent,
     places: Places | None,
-) -> Found | None:
-    """The stages of a model whose layers differ in their tokens, if they can be measured."""
+) -> Found | str | None:
+    """The stages of a model whose layers differ in their tokens, or why they cannot be measured; None: not asked."""
     if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
         return None
     if unlike([seen.calls[number] for number in read]) is not None:
         return None
-    found: Found | str
     if len(size) == 3:
-        found = find_divided(model, seen, read, ends, places, size)
-    else:
-        grids = candidates(seen.survey, size, seen.images.shape[1])
-        found = find_stages(model, seen, read, flow, grids, (size[0], size[1]))
-    return None if isinstance(found, str) else found
+        return find_divided(model, seen, read, ends, places, size)
+    grids = candidates(seen.survey, size, seen.images.shape[1])
+    return find_stages(model, seen, read, flow, grids, (size[0], size[1]))
 
 
 def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:

@@ -44,7 +44,8 @@ class Model:
     `channels`: how many its images have, where the network does not tell; `bands`: the one or three of them that
     figures show. `inputs`: what the network gets beside its images, the same for all; `image`: the argument of its
     forward that takes the images, where that cannot be found out. `frames`: of a network of videos, how many it takes;
-    `axes`: "BCTHW" where they are not [B,T,C,H,W].
+    `axes`: "BCTHW" where they are not [B,T,C,H,W]. `branch`: of a network that sees patches of several sizes
+    (CrossViT), the one that maps show.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class Model:
         image: str | None = None,
         frames: int | None = None,
         axes: Axes = "BTCHW",
+        branch: int | None = None,
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):
             raise ModelError("a TorchScript module hides its attention; give the nn.Module that it was made from")
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
-        self.net = net
-        self.module = unwrap(net)
+        self.net, self.module = net, unwrap(net)
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -88,7 +89,7 @@ class Model:
         self.frames = self.library.frames(self.module) if frames is None else frames  # None: it takes images
         self.axes = checked_axes(axes, self.frames)
         self._layouts: dict[tuple[Extent, Hashable], Layout] = {}
-        self._given_layout = layout
+        self._given_layout, self.branch = layout, branch
         self.known_as = self.name  # where the library looks its parts up, such as a tokenizer
         self.outputs: int | None = None  # how many classes or numbers it returns; known after the first run
         self.form = Form.VECTOR  # how its output is laid out; known after the first run
@@ -251,8 +252,7 @@ class Model:
             raise InputError("there are no images to explain")
         ready = [self.preprocess(picture.image) for picture in listed]
         if len({x.shape for x in ready}) > 1:
-            sizes = [tuple(x.shape[1:]) for x in ready]
-            raise InputError(f"preprocessing gives these images different sizes: {sizes}; explain them one by one")
+            raise InputError(f"preprocessing gives these images different sizes: {[tuple(x.shape[1:]) for x in ready]}")
         return torch.stack(ready).to(self.device, self.dtype)
 
     def _checked(self, images: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from vitreous.capture.attention import Attention
 from vitreous.capture.between_tokens import between_tokens
 from vitreous.errors import CaptureError
 from vitreous.models.data_flow import DataFlow, chains
+from vitreous.models.decoder import Decoder, find_decoder
 from vitreous.models.layout import Layout, Read
 from vitreous.models.survey_run import Seen, gradient
 from vitreous.models.token_places import Places
@@ -28,6 +29,7 @@ class Obstacle:
 
     said: str
     separate: bool = False  # the layers do not form one chain, so that none of them is the last
+    final: bool = False  # tokens are mixed in a way that has no weights
 
 
 def find_obstacle(
@@ -68,13 +70,40 @@ def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | Non
     if seen.survey.mixed:
         where = seen.survey.mixed[0] or "its own code"
         return Obstacle(f"changes its attention between softmax and values (in {where})")
+    other = without_weights(seen)
+    if other is not None:
+        return other
     if not seen.calls:
         return Obstacle("shows no attention (vitreous sees torch's sdpa, nn.MultiheadAttention and softmax @ values)")
     if not read:
         return Obstacle("computes attention that its output does not depend on", separate=True)
     if places is None and all(seen.calls[i].shape[2] == seen.calls[i].shape[3] for i in read):
+        if told_apart(seen, read) is False:
+            return Obstacle("attends between channels, not between tokens")
         return Obstacle("makes its tokens in a way that cannot be traced to patches of the image")
     return None
+
+
+def without_weights(seen: Seen) -> Obstacle | None:
+    """Attention that never forms weights between tokens: deformable, or linear."""
+    for where, grid in seen.survey.sampled:
+        if of_image(grid, seen):
+            said = f"samples points that it chooses itself (deformable attention, in {where or 'its own code'})"
+            return Obstacle(f"{said}: there are no weights between tokens", final=True)
+    for where, factors in seen.survey.linear:
+        if all(of_image(one, seen) for one in factors):
+            said = f"without a softmax (linear attention, in {where or 'its own code'})"
+            return Obstacle(
+                f"multiplies queries, keys and values {said}: there are no weights between tokens", final=True
+            )
+    return None
+
+
+def of_image(made: Tensor, seen: Seen) -> bool:
+    """Whether something depends on the images."""
+    if not made.requires_grad or not seen.images.requires_grad:
+        return False
+    return torch.autograd.grad(made.sum(), [seen.images], retain_graph=True, allow_unused=True)[0] is not None
 
 
 def is_pool(call: Attention, last: int, flow: DataFlow, images: int) -> bool:
@@ -97,11 +126,24 @@ def told_apart(seen: Seen, read: list[int]) -> bool | None:
 
 
 def other_shapes(others: list[Attention], tokens: int, images: int) -> Obstacle:
+    others = [call for call in others if call.shape[2:] != (tokens, tokens)] or others
     b, _, n, m = Counter(call.shape for call in others).most_common(1)[0][0]
     if b <= images:
         return Obstacle(f"changes its tokens on the way (layers of {n} queries and {m} keys for {tokens} tokens)")
     side = math.isqrt(n)
     return Obstacle(f"attends in {side}×{side} windows" if side * side == n else f"attends in windows of {n} tokens")
+
+
+def read_chain(
+    seen: Seen, flow: DataFlow, ends: list[Tensor], decodes: bool
+) -> tuple[list[int], Obstacle | None, Decoder | None]:
+    """The attention calls that the output depends on, and why they are not one chain; of an encoder and a decoder, those
+    of the encoder, and the decoder (if `decodes`)."""
+    every = flow.read() if flow.known else list(range(len(seen.calls)))
+    read = [i for i in every if not flow.known or flow.of_leaf(i)]
+    read, decoder = (find_decoder(seen, flow, every) if decodes else None) or (read, None)
+    chain = one_chain(read, seen, flow, ends)
+    return (read, chain, decoder) if isinstance(chain, Obstacle) else (chain, None, decoder)
 
 
 def one_chain(numbers: list[int], seen: Seen, flow: DataFlow, ends: list[Tensor]) -> list[int] | Obstacle:

@@ -138,6 +138,10 @@ class Stage:
         times = self.queries.slots_of_place.to(carried)
         return self.queries.gather(self.here(carried) * times)
 
+    def copies(self, like: Places) -> Queries:
+        """How many slots the token of each query has."""
+        return self.asked(self.queries.slots_of_place.to(like).expand_as(like))
+
     def passing(self, carried: Behind) -> Places:
         """What stays with tokens that ask nothing in this layer."""
         here = self.here(carried)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import Unfrozen
+from vitreous.capture.entries import Unfrozen
 from vitreous.capture.survey import Survey
 from vitreous.errors import ModelError
 from vitreous.models.blocks import BlockOutputs
@@ -75,6 +75,8 @@ def look(model: Network, images: Tensor) -> Seen:
     seen = watch(model, images[:1])
     if len(seen.output) != 1:
         rows = f"{model.name} returns {len(seen.output)} rows for one image"
+        if images.ndim == 5:
+            raise ModelError(f"{rows.replace('image', 'video')}, one a frame?; join them: Model(net, forward=…)")
         raise ModelError(f"{rows}; say which is the image's: Model(net, forward=lambda x: net(x)[:1])")
     return seen
 

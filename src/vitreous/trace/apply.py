@@ -180,6 +180,12 @@ def read_target(trace: Trace, target: Any) -> Target:
     return place(chosen, trace) if trace.model.form in PLACED else chosen
 
 
+def between_all(layout: Layout, name: str, what: str) -> str | None:
+    """A sentence on why something else than a method, which needs attention between all tokens, does not work."""
+    said = why_not(layout, name, replace(METHODS["attention"], stages=False))
+    return None if said is None else said.replace("attention needs", f"{what} needs", 1)
+
+
 def choose(trace: Trace, target: Any, declared: Method) -> Target:
     """The given target, or the best class of each image by default; raise if the model has no classes."""
     chosen = read_target(trace, target)

@@ -61,7 +61,7 @@ def region(cls: int | str, where: str) -> Target:
         return Region(cls, box=(numbers[0], numbers[1], numbers[2], numbers[3]))
     if where.lower() == PREDICTED:
         return Region(cls, predicted=True)
-    if where and not numbers and Path(where).is_file():
+    if not numbers and "@" not in where and Path(where).suffix:  # the file is read when it is placed on an image
         return Region(cls, mask=where)
     raise TargetError(
         f"{cls}@{where}: {where!r} is no place and no mask; give CLASS@x,y, CLASS@x0,y0,x1,y1 (pixels of the image), "

@@ -11,21 +11,24 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from vitreous._support.memory import capturing, later
 from vitreous.capture.attention import Attention, same, widen
-from vitreous.capture.attention_backward import CutAt, Follower, Unfrozen
+from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Enough, Forms
-from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering, own_thread
+from vitreous.capture.entries import CutAt, Unfrozen
+from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
 from vitreous.errors import ModelError, Unsupported
-from vitreous.models.inputs import Given
+from vitreous.images.preprocess import refuse_infinite
+from vitreous.models.facts import Facts
+from vitreous.models.inputs import Given, Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
+from vitreous.trace.further_rows import Extend, extending, leaving, run_extended
 from vitreous.trace.target import Target
-from vitreous.types import Images, Scores
+from vitreous.types import Extent, Images, Scores
 
 Edit = Callable[[Tensor], Tensor]
-Extend = Callable[[tuple[Tensor, ...]], Tensor]
 NO_LAYER = 2**30  # a number that no layer has
 
 
@@ -178,9 +181,14 @@ def perform(
         if how.enter is not None:
             stack.enter_context(entering(block_of(model, layout, how.layer or 0), how.enter))
         if how.leave is not None:
-            stack.callback(leaving(model, layout, how.leave).remove)
+            last, times = block_of(model, layout, layout.layers - 1), layout.blocks.count(layout.blocks[-1])
+            stack.callback(leaving(last, times, how.leave).remove)
         if how.extend is not None:
-            stack.enter_context(extending(model, layout, how.extend, count, how.extend_since))
+            if layout.blocks_since(0) == layout.layers:
+                blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
+            else:
+                blocks = [model.module.get_submodule(name) for name in layout.blocks]
+            stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
@@ -189,7 +197,7 @@ def perform(
         cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
         call = partial(model.run, images, given) if given else partial(model.run, images)
-        output = call() if how.extend is None else run_extended(model, call)
+        output = call() if how.extend is None else run_extended(model.name, call)
     layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
     if output is None:
         return Stopped(images, layers, how.since)
@@ -213,19 +221,6 @@ def one_each(images: Images, how: Run) -> Images:
     """An image for each row: the blocks would get more rows than the network has inputs."""
     assert how.rows is not None
     return images.expand(len(how.rows), *images.shape[1:]) if len(images) == 1 else images[list(how.rows)]
-
-
-def run_extended(model: Model, call: Callable[[], Tensor]) -> Tensor:
-    """A forward pass with more rows behind its blocks than images."""
-    try:
-        return call()
-    except Unsupported:
-        raise
-    except ModelError as error:
-        raise Unsupported(
-            f"{model.name} needs as many rows behind its blocks as it has images (it joins them with other inputs?), "
-            "and this method adds some; try gae, rollout or gradcam"
-        ) from error
 
 
 def block_of(model: Model, layout: Layout, layer: int) -> nn.Module:
@@ -252,62 +247,64 @@ def narrowed_block(model: Model, layout: Layout, narrow: Narrow, forms: Forms | 
     )
 
 
-def leaving(model: Model, layout: Layout, change: Edit) -> RemovableHandle:
-    """A hook that changes the tokens that leave the last block, a module that may hold earlier layers too."""
-    last, calls = block_of(model, layout, layout.layers - 1), 0
+class Batch:
+    """Runs a model on images and variants of them; every row gets the inputs of the image that it belongs to."""
 
-    def replaced(module: nn.Module, args: Any, out: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls < layout.blocks.count(layout.blocks[-1]):
-            return out
-        return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+    layout: Layout
 
-    return last.register_forward_hook(own_thread(replaced))
+    def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
+        self.model = model
+        self.images: Images = model.prepare(images)
+        self.inputs: Inputs = model.arguments.check(inputs, len(self.images), self.images)
+        self.size: tuple[int, int] = (self.images.shape[-2], self.images.shape[-1])
+        self.extent: Extent = (*self.images.shape[1:-3], *self.size)
+        self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
+        self.autocast = torch.is_autocast_enabled(self.images.device.type)
 
+    def __len__(self) -> int:
+        return len(self.images)
 
-def is_normed(tokens: Tensor, before: Tensor) -> bool:
-    """Whether tokens are those of a leaf behind one layer norm, as between an encoder and the blocks of its pool."""
-    made = tokens.grad_fn
-    if made is None or not made.name().startswith("NativeLayerNorm"):
-        return False
-    return getattr(made.next_functions[0][0], "variable", None) is before
+    @property
+    def facts(self) -> Facts:
+        """What was found out about the network with inputs of this kind."""
+        return self.model.facts_for(self.inputs)
 
+    def refuse_infinite(self) -> None:
+        """Raise if an image on a GPU contains NaN or infinity; checked once, after the first forward pass."""
+        if self._sum is not None and not capturing(self.images):
+            refuse_infinite(self._sum())
+            self._sum = None
 
-def extending(model: Model, layout: Layout, extend: Extend, count: int, since: int) -> ExitStack:
-    """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last.
-
-    `count`: the rows of the images themselves; further ones, which have inputs of their own, are replaced.
-    """
-    blocks = [block_of(model, layout, i) for i in range(since, layout.layers)]
-    taken: list[Tensor] = []  # [B N D] or [B h w D] each
-    sent: list[Tensor] = []
-
-    def check(module: nn.Module, args: Any, kwargs: Any) -> None:
-        got = args[0] if args else next(iter(kwargs.values()))
-        if sent and got is not sent[-1] and not is_normed(got, sent[-1]):
-            said = f"{model.name} does not pass its tokens from block to block, which this method needs"
-            raise Unsupported(f"{said}; try gae, rollout or gradient")
-
-    def note(module: nn.Module, args: Any, out: Any) -> Any:
-        stream = out[0] if isinstance(out, tuple) else out
-        if not isinstance(stream, Tensor):
-            said = f"{model.name} does not pass its tokens from block to block, which this method needs"
-            raise Unsupported(f"{said}; try gae, rollout or gradient")
-        own = stream.narrow(layout.batch_axis, 0, count)
-        taken.append(own.movedim(layout.batch_axis, 0))
-        if len(taken) < len(blocks):
-            onward = stream.detach().requires_grad_()
+    def look(self, images: Images, how: Run) -> Finished | Stopped:
+        """A new forward pass, possibly stopped early."""
+        if not self.inputs:
+            seen = perform(self.model, self.layout, images, how, self.autocast)
         else:
-            onward = torch.cat([own, extend(tuple(taken)).movedim(0, layout.batch_axis)], layout.batch_axis)
-        sent.append(onward)
-        return (onward, *out[1:]) if isinstance(out, tuple) else onward
+            how, given = self._given(images, how)
+            seen = perform(self.model, self.layout, images, how, self.autocast, given)
+        self.refuse_infinite()
+        return seen
 
-    stack = ExitStack()
-    for block in dict.fromkeys(blocks):
-        stack.callback(block.register_forward_pre_hook(own_thread(check), with_kwargs=True).remove)
-        stack.callback(block.register_forward_hook(own_thread(note)).remove)
-    return stack
+    def _given(self, images: Images, how: Run) -> tuple[Run, Given]:
+        """The same run and what its rows get; raise if it is not known which image each row belongs to."""
+        count = how.count or len(images)
+        if how.noise:
+            return how, self.model.arguments.sample(self.inputs).rows([0] * count)
+        rows = how.rows
+        if rows is None and len(self) == 1 and how.extend is None:
+            rows = (0,) * count
+        elif rows is None and images is self.images and how.extend is None and count == len(self):
+            rows = tuple(range(count))
+        if rows is None:
+            said = "this method makes variants of the images and does not say of which image each is (Run.of)"
+            raise Unsupported(f"{said}, so it cannot take inputs. Try gradient, gae or occlusion.")
+        return how.of(rows), self.inputs.rows(rows)
+
+    def run(self, images: Images, how: Run) -> Finished:
+        """A new forward pass to the output."""
+        seen = self.look(images, how)
+        assert isinstance(seen, Finished), "a run to the output was stopped"
+        return seen
 
 
 # ---------------------------------------------------------------------------------------------- gradients

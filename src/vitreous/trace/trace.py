@@ -21,10 +21,9 @@ from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.models.readers import reader_weights
-from vitreous.trace.batch import Batch
 from vitreous.trace.frames import Frames
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
+from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vitreous._support.words import finite
 from vitreous.models.model import Model
-from vitreous.models.output import Meaning
+from vitreous.models.output import Form, Meaning
+from vitreous.trace.region import predicted_shares
 from vitreous.web import schema
 from vitreous.web.engine import Engine
 
@@ -75,11 +76,21 @@ def each_number(values: Tensor) -> list[float | None]:
 
 def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
     """The most probable classes of one image's output [C], or its largest values."""
-    return chances(model, output, [index for index, _ in model.meaning.best(output.float(), top)])
+    shares = class_shares(model, output)
+    return chances(model, output, shares.nan_to_num(0).topk(min(top, len(shares))).indices.tolist())
+
+
+def class_shares(model: Model, output: Tensor) -> Tensor:
+    """The probability or value of each class, [C]; of an output for each place, the share of places that it has."""
+    if model.form is Form.DENSE:
+        return predicted_shares(output.float(), model)
+    if model.detections is not None:
+        return model.detections.probabilities(output.float()).nan_to_num(0).amax(0)
+    return model.meaning.probabilities(output.float())
 
 
 def chances(model: Model, output: Tensor, indices: list[int]) -> list[schema.Chance]:
-    meaning, known = model.meaning, [i for i in indices if i < len(output)]
-    share = [finite(number) for number in meaning.probabilities(output.float())]
+    meaning, share = model.meaning, [finite(number) for number in class_shares(model, output)]
+    known = [i for i in indices if i < len(share)]
     of = "value" if meaning is Meaning.VALUE else "probability"
     return [schema.Chance.model_validate({"index": i, "label": model.label(i), of: share[i]}) for i in known]

@@ -13,10 +13,13 @@ from fastapi.responses import Response, StreamingResponse
 
 from vitreous._support.arrays import plain
 from vitreous._support.words import finite
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.images.pictures import Picture
+from vitreous.models.output import Form
 from vitreous.plot.colour import is_control, limits
 from vitreous.registry import METHODS, Method
+from vitreous.trace.apply import is_aimed
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
@@ -106,7 +109,8 @@ async def predict(engine: Served, asked: schema.PredictAsked) -> schema.Predicti
     if not trace.classifies:
         said = f"{served.name} has no classifier: explain a concept, a text or neuron:NUMBER"
         return schema.Prediction(classes=[], why=said)
-    return schema.Prediction(classes=best(served.model, trace.output[0], asked.top))
+    seen = trace.frames[0].seen if served.model.form is not Form.VECTOR else None
+    return schema.Prediction(classes=best(served.model, trace.output[0], asked.top), seen=seen)
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
@@ -123,7 +127,7 @@ async def explain(engine: Served, client: Client, asked: schema.ExplainAsked) ->
         (method, values, target)
         for number, target in enumerate(targets)
         for method, values in chosen
-        if method.targeted or number == 0
+        if is_aimed(served.model, method) or number == 0
     ]
     if len(wanted) > engine.limits.maps:
         raise Problem(422, f"{len(wanted)} maps are more than {engine.limits.maps}, all that one job may make")
@@ -156,7 +160,8 @@ def one_map(
     asked: str,
 ) -> dict[str, Any]:
     """Compute one map, or take it from the store, and describe it as an event."""
-    target = settle(resolve(engine, served, trace, asked), trace) if method.targeted else None
+    aimed = is_aimed(served.model, method)
+    target = settle(resolve(engine, served, trace, asked), trace) if aimed else None
     known = key_of(served.name, image, method.name, sorted(values.items(), key=str), target and target.identity)
     found, cached = engine.maps.get(known), True
     if found is None:
@@ -165,7 +170,7 @@ def one_map(
         made = attribute(trace, method, target, values, Views([picture], served.model.preprocess))
         seconds = time.perf_counter() - began
         found = remember(engine, known, served, image, trace, made, target, seconds)
-    told = schema.MapMeta(**{**found.meta, "target": asked if method.targeted else None, "cached": cached})
+    told = schema.MapMeta(**{**found.meta, "target": asked if aimed else None, "cached": cached})
     return told.model_dump(mode="json")
 
 

@@ -14,7 +14,8 @@ from fastapi.responses import Response
 
 from vitreous._support.arrays import npz_bytes, plain
 from vitreous._support.marks import identity_of, identity_of_result
-from vitreous.attribution import Attribution, attribute
+from vitreous.attribute import attribute
+from vitreous.attribution import Attribution
 from vitreous.models.output import Meaning
 from vitreous.plot.figure import explanation_figure, png_bytes
 from vitreous.registry import METHODS

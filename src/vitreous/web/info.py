@@ -11,6 +11,7 @@ from vitreous.models.labels import fitting
 from vitreous.models.model import Model
 from vitreous.plot.colour import is_control, line_colour
 from vitreous.registry import METHODS, METRICS, Metric
+from vitreous.trace.apply import is_aimed
 from vitreous.trace.tokens import prefix_names, suffix_names
 from vitreous.version import VERSION
 from vitreous.web import engine as engines
@@ -83,7 +84,9 @@ async def describe(engine: engines.Engine, served: engines.Served) -> schema.Mod
         layers=layout.layers,
         heads=engines.heads_of(trace),
         classifies=trace.classifies,
-        classes=trace.output.shape[1] if trace.classifies else 0,
+        classes=(model.outputs or 0) if trace.classifies else 0,
+        form=model.form.name.lower(),
+        aimed=[declared.name for declared in METHODS.values() if is_aimed(model, declared)],
         output=model.meaning.value,
         texts=engines.takes_text(model),
         unsupported=engines.unsupported(model),

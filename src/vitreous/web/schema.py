@@ -48,6 +48,8 @@ class ModelInfo(BaseModel):
     heads: list[int]  # of each layer; empty where attention cannot be followed
     classifies: bool
     classes: int
+    form: Literal["vector", "dense", "detections", "words"]  # how its output is laid out
+    aimed: list[str]  # the methods whose maps depend on the target
     output: Literal["logits", "sigmoid", "softmax", "value"]  # what the numbers of its output mean
     texts: bool  # takes text: targets
     unsupported: dict[str, str]  # method: why
@@ -124,7 +126,7 @@ class TargetMeaning(BaseModel):
 
 
 class Chance(BaseModel):
-    """A class and how probable it is, or the value of an output of a regression."""
+    """A class and how probable it is (of an output for each place, its share of the image), or a regression's value."""
 
     index: int
     label: str
@@ -157,6 +159,7 @@ class PredictAsked(OfImage):
 class Prediction(BaseModel):
     classes: list[Chance]
     why: str | None = None  # why there are none
+    seen: tuple[float, float, float, float] | None = None  # what the model sees: left, top, right, bottom, in pixels
 
 
 class MethodAsked(Asked):

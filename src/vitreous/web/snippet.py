@@ -13,6 +13,7 @@ from typing import Any
 from vitreous.errors import TargetError
 from vitreous.models.load import EMBEDDED
 from vitreous.registry import METHODS
+from vitreous.trace.apply import is_aimed
 from vitreous.web import schema
 from vitreous.web.engine import ASSETS, Engine, Held, Served, Source
 from vitreous.web.targets import find_held
@@ -34,9 +35,10 @@ def write(engine: Engine, served: Served, asked: schema.ExplainAsked, *, alone: 
     file = photo
     if packaged:
         file = str(packaged) if alone else f"src/vitreous/{within}"
+    aimed = frozenset(name for name, declared in METHODS.items() if is_aimed(served.model, declared))
     return schema.Snippet(
-        python=python(source, photo, within, asked.methods, targets, held),
-        cli=command(source, file, asked.methods, targets, held),
+        python=python(source, photo, within, asked.methods, targets, held, aimed),
+        cli=command(source, file, asked.methods, targets, held, aimed),
     )
 
 
@@ -83,9 +85,18 @@ def named(text: str, concepts: dict[str, Held]) -> str:
 
 
 def python(
-    source: Source, photo: str, within: str | None, methods: list[Method], targets: list[str], concepts: list[Held]
+    source: Source,
+    photo: str,
+    within: str | None,
+    methods: list[Method],
+    targets: list[str],
+    concepts: list[Held],
+    aimed: frozenset[str],
 ) -> str:
-    """One forward pass, shared by all maps; `within`: the photo's place in the package, if it has one."""
+    """One forward pass, shared by all maps; `within`: the photo's place in the package, if it has one.
+
+    `aimed`: the methods whose maps depend on the target.
+    """
     where = f"Path(vitreous.__file__).parent / {within!r}" if within else repr(photo)
     lines = ["from pathlib import Path", ""] if within else []
     lines += ["import vitreous", ""]
@@ -97,8 +108,8 @@ def python(
             f".save({f'vitreous-concepts/{c.name}.safetensors'!r})"
         )
     lines += [f"trace = vitreous.Trace(model, [{where}])  # one forward pass, shared", "maps = ["]
-    lines += [f"    {calling(one)}," for one in methods if not METHODS[one.name].targeted]
-    lines += [f"    {calling(one, target)}," for target in targets for one in methods if METHODS[one.name].targeted]
+    lines += [f"    {calling(one)}," for one in methods if one.name not in aimed]
+    lines += [f"    {calling(one, target)}," for target in targets for one in methods if one.name in aimed]
     return "\n".join([*lines, "]", ""])
 
 
@@ -120,7 +131,9 @@ def calling(one: Method, target: str | None = None) -> str:
 # ------------------------------------------------------------------------------------------------------------- command
 
 
-def command(source: Source, photo: str, methods: list[Method], targets: list[str], concepts: list[Held]) -> str:
+def command(
+    source: Source, photo: str, methods: list[Method], targets: list[str], concepts: list[Held], aimed: frozenset[str]
+) -> str:
     """Shell commands; one if possible, more for a method with two settings or a target with a comma."""
     model = loaded(source)
     lines = [
@@ -129,7 +142,7 @@ def command(source: Source, photo: str, methods: list[Method], targets: list[str
     ]
     sets = [targets] if not any("," in target for target in targets) else [[target] for target in targets]
     for some in rounds(methods):
-        targeted = any(METHODS[one.name].targeted for one in some)
+        targeted = any(one.name in aimed for one in some)
         settings = [f"{one.name}.{key}={value_text(value)}" for one in some for key, value in one.options.items()]
         chosen = ["--method", ",".join(one.name for one in some), *(w for s in settings for w in ("--set", s))]
         for part in sets if targeted else [[]]:

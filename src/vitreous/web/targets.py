@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from vitreous._support.words import plain
 from vitreous.errors import TargetError
+from vitreous.trace.apply import PLACED
 from vitreous.trace.parse_target import parse, parse_kind
+from vitreous.trace.placing import place
+from vitreous.trace.region import Region
 from vitreous.trace.target import Contrast, Target, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.web.engine import Engine, Held, Served
@@ -18,7 +21,8 @@ LONGEST = 300
 
 def resolve(engine: Engine, served: Served, trace: Trace, asked: str | int) -> Target:
     """The target that was asked for; concepts are those that this server holds."""
-    found = read(engine, served, str(asked).strip(), trace.output.shape[1])
+    found = read(engine, served, str(asked).strip(), served.model.outputs or 0)
+    found = place(found, trace) if served.model.form in PLACED else found
     if found.names_classes and not trace.classifies:
         raise no_classifier(served.name)
     return found
@@ -28,9 +32,9 @@ async def expect(engine: Engine, served: Served, image: str, asked: Iterable[str
     """Raise unless all targets of a request exist: a job is not begun for one that does not."""
 
     def work() -> None:
-        outputs = engine.trace(served, image).output.shape[1]
+        trace = engine.trace(served, image)
         for one in asked:
-            read(engine, served, str(one).strip(), outputs)
+            resolve(engine, served, trace, one)
 
     await engine.ask(served, work)
 
@@ -49,7 +53,21 @@ def read(engine: Engine, served: Served, text: str, outputs: int) -> Target:
         return parse_kind("text", rest.strip(), served.model, outputs)
     if "concept:" in text.lower() or ";" in text:
         raise TargetError(f"{text[:60]!r} is not one target; give a class, top-1, a-b or concept:NAME")
-    return parse(text, served.model, outputs)
+    found = parse(text, served.model, outputs)
+    if any(isinstance(one, Region) and one.mask is not None for one in parts_of(found)):
+        raise TargetError(
+            f"{text[:60]!r}: give CLASS@x,y, CLASS@x0,y0,x1,y1 or CLASS@predicted; files are not read here"
+        )
+    return found
+
+
+def parts_of(target: Target) -> Iterator[Target]:
+    """A target, or both sides of a contrast."""
+    if isinstance(target, Contrast):
+        yield from parts_of(target.one)
+        yield from parts_of(target.other)
+    else:
+        yield target
 
 
 def find_concept(engine: Engine, served: Served, name: str) -> Target:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vitreous._support.memory import out_of_memory
-from vitreous.attribution import attribute
+from vitreous.attribute import attribute
 from vitreous.errors import OptionError, Unsupported
 from vitreous.evaluation.study.findings import Findings, Table
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings

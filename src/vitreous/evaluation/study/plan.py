@@ -217,6 +217,7 @@ def describe(model: Model, name: str, digest: str | None = None) -> dict[str, An
         **({} if box is None else {"box": list(box)}),  # the part of the image that its patches cover
         "layers": layout.layers,
         "classes": len(model.labels) or model.outputs,
+        **model.arguments.told,
         **({} if model.form is Form.VECTOR else {"form": model.form.name.lower()}),
         **({} if model.bands is None else {"bands": list(model.bands)}),  # of the images that it keeps
         **({} if meaning is Meaning.LOGITS or not model.classifier else {"output": meaning.value}),

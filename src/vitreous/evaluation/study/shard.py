@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitreous._support.memory import in_batches, out_of_memory
-from vitreous.attribution import told_shares
+from vitreous.attribute import told_shares
 from vitreous.errors import explained
 from vitreous.evaluation.leaderboard import PERMANENT, label_target, pool_of
 from vitreous.evaluation.study.kind import Kind, Outcome, Scene

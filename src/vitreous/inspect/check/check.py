@@ -86,6 +86,7 @@ def facts(model: Model, images: Tensor) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.module.parameters()),
         "outputs": model.outputs,
         "classifier": model.classifier,
+        "form": model.form.value,
         "versions": {"vitreous": VERSION, "torch": torch.__version__, "Python": platform.python_version()},
     }
 

@@ -104,6 +104,7 @@ class Check:
             words.append(count_of(facts["outputs"], "class").replace("classs", "classes"))
             if not facts["classifier"]:
                 words[-1] = f"{facts['outputs']:,} outputs that are no classes"
+            words.append(str(facts["form"]))
         yield from folded(", ".join(words), 2)
         yield from folded(", ".join(f"{name} {version}" for name, version in facts["versions"].items()), 2)
 

@@ -72,6 +72,10 @@ def attention(
 def staged_map(trace: Trace, number: int, layer: Attention, heads: str | int, query: str | tuple[int, ...]) -> Map:
     """The map of one layer that attends in windows or over pooled keys, on the finest grid."""
     stage = trace.layout.stage(number)
+    if not bool((stage.keys.place >= stage.special).any()):
+        able = [i for i, one in enumerate(trace.layout.stages) if bool((one.keys.place >= one.special).any())]
+        said = f"layer {number} of {trace.model.name} attends to no patch that the map shows"
+        raise OptionError(f"{said}; the last that does is layer={able[-1]}")
     if isinstance(query, str):
         row = stage.gather(read_behind(trace, number))
     else:
@@ -94,7 +98,8 @@ def patch_token(trace: Trace, query: tuple[int, ...]) -> int:
     """The token of the patch at (row, column), or of the tubelet at (time, row, column)."""
     cells, said = trace.layout.cells, f"query={','.join(map(str, query))}"
     axes = ("times", "rows", "columns")[-len(cells) :]
-    there = ", ".join(f"{count} {axis}" for count, axis in zip(cells, axes))
+    *others, last = [f"{count} {axis}" for count, axis in zip(cells, axes)]
+    there = f"{', '.join(others)} and {last}"
     if len(query) != len(cells):
         raise OptionError(f"{said}: give {len(cells)} numbers, one for each axis of the grid ({there})")
     if not all(0 <= place < count for place, count in zip(query, cells)):

@@ -59,7 +59,7 @@ def class_saliency(trace: Trace, target: Target, *, space: str, samples: int, si
     return pool_patches(grad, trace.layout.cells) if space == "patch" else grad
 
 
-def pool_patches(values: Map, cells: tuple[int, ...]) -> Map:
+def pool_patches(values: Map, cells: tuple[int, ...]) -> Float[Tensor, "B *cells"]:
     """The sum over each patch, or over each tubelet."""
     area = values[0].numel() / math.prod(cells)
     return pooled(values, cells) * area

@@ -13,6 +13,7 @@ from vitreous.capture.attention_backward import split, step
 from vitreous.errors import Unsupported
 from vitreous.methods.attention.attention import read_behind
 from vitreous.methods.attention.value_runs import Layer, Projection, need_blocks, record
+from vitreous.methods.common import repeated_step
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -66,7 +67,11 @@ def staged(trace: Trace, layers: dict[int, Layer], numbers: list[int], product: 
         row = stage.gather(carried)
         real = stage.key_mask(row)
         parts = ((slice(None), rows, s) for rows, s in norms(trace, layers[number], False))
-        if product:
+        if stage.repeats and product:
+            s = torch.cat([s for _, _, s in parts], 1) / stage.copies(carried)[:, :, None]
+            sums = stage.asked(stage.scatter_queries(s.sum(-1)))
+            carried = repeated_step(carried, stage, s / sums.clamp_min(1e-30)[:, :, None], 0.5)
+        elif product:
             carried = stage.onward(carried, *split(row, normalised(parts, real), 0.5, real))
         else:
             carried = stage.scatter_keys(sum_of(torch.einsum("bn,bnm->bm", row[:, rows], s) for _, rows, s in parts))

@@ -96,8 +96,7 @@ def staged_step(
     if stage.repeats:
         a = whole(layer, heads)
         a = a if discard == 0 else trim_slots(a, discard, stage, stage.own(special, carried.device))
-        copies = stage.asked(stage.queries.slots_of_place.to(carried).expand_as(carried))  # of each query
-        return repeated_step(carried, stage, a / copies[:, :, None], residual)
+        return repeated_step(carried, stage, a / stage.copies(carried)[:, :, None], residual)
     if discard == 0:
         return stage.onward(carried, *split(row, fused(layer, heads), residual, real))
     a = trim_slots(whole(layer, heads), discard, stage, stage.own(special, carried.device))

@@ -46,12 +46,12 @@ def gae(
     follow = following(trace, rules)  # makes the one forward pass that everything below uses
     read, joins = trace.readout, trace.joins
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that small values are not lost to rounding
-    left = trace.layout.layers
+    layout, left = trace.layout, trace.layout.layers  # not the trace itself, which keeps `visit`
 
     def visit(layer: Shown) -> None:
         nonlocal gained, left, read
         left -= 1
-        stage = trace.layout.stage(left)
+        stage = layout.stage(left)
         read = stage.joined(read, joins[left]) if left in joins else read
         more = stage.scatter_keys(layer.gained(stage.asked(read) + stage.asked(gained)))
         if left >= start_layer:

@@ -44,17 +44,17 @@ def grad_rollout(
         return trace.map(rolled(gradient_steps(trace, target, clamp_last=True), 0.5, discard, start_layer))
     follow = following(trace, rules)  # makes the one forward pass that everything below uses
     carried, joins = trace.readout, trace.joins
-    left = trace.layout.layers
+    layout, left = trace.layout, trace.layout.layers  # not the trace itself, which keeps `visit`
 
     def visit(layer: Shown) -> None:
         nonlocal carried, left
         left -= 1
-        stage = trace.layout.stage(left)
+        stage = layout.stage(left)
         carried = stage.joined(carried, joins[left]) if left in joins else carried
         if stage.repeats:
             a = layer.means() if discard == 0 else trim_slots(layer.means(), discard, stage)
             onward = repeated_step(carried.to(a), stage, a, 0.5)
-        elif trace.layout.stages:
+        elif layout.stages:
             row = stage.gather(carried)
             if discard > 0:
                 trimmed = trim_slots(layer.means(), discard, stage)

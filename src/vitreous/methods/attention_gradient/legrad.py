@@ -37,6 +37,7 @@ def legrad(
     """
     count = len(trace)
     first = trace.layout.last_stage
+    blocks = trace.layout.blocks_since(first)
 
     def pooled(tokens: tuple[Tensor, ...]) -> Tensor:
         """Rows appended to the batch: for each layer, identical tokens, so that any classifier receives their pool."""
@@ -52,24 +53,31 @@ def legrad(
         """The forward pass for the images themselves, and with the rows of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
         with mode(trace, table_of(rules)) as ruled:
-            rows = list(range(count)) * (1 + trace.layout.layers - first)
+            rows = list(range(count)) * (1 + blocks)
             whole = trace.run(leaf, Run.from_pixels().extended(pooled, since=first).of(rows))
         return rows_of_run(whole, slice(count)), (whole, ruled)
 
     record, ruled = trace.kept(f"legrad, {pool}, {rules}", run)[1]
     fixed = target.fix(trace.output)
     layers = record.layers[first:]
-    scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(layers) + 1)]
+    scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, blocks + 1)]
     grads = gradients(scores, [layer.node for layer in layers])
     if ruled is not None:
         warn_of(ruled, trace.model.module, trace.model.name)
     maps = []
     for number, (layer, grad) in enumerate(zip(layers, grads), first):
-        pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i in layer.spans())  # [B H M]
         stage = trace.layout.stage(number)
+        copies = stage.copies(trace.readout) if stage.repeats else None
+        pushed = sum_of(gained(layer.weights_grad(grad, i), copies, i) for i in layer.spans())  # [B H M]
         pushed = pushed[: count * stage.windows]
         maps.append(trace.map(stage.scatter_keys(pushed.mean(1) / stage.asking(layer.shape[2], pushed)), number))
     return torch.stack(maps).mean(0)
+
+
+def gained(grad: Tensor, copies: Tensor | None, rows: slice | list[int]) -> Tensor:
+    """Σ over these queries of (∂s/∂A)⁺, [B H M]; of a query that is one of several copies, as often as there are."""
+    found = grad.clamp_min_(0)
+    return (found if copies is None else found * copies[:, None, rows, None].to(found)).sum(2)
 
 
 def channels(trace: Trace, tokens: Tensor) -> int:
@@ -81,8 +89,10 @@ def channels(trace: Trace, tokens: Tensor) -> int:
 
 def own_readout(trace: Trace, tokens: Tensor) -> Tensor:
     """ρ for tokens in the order of the model."""
-    if trace.layout.read_places != tokens.shape[1]:
-        said = f"{trace.model.name} pools its tokens in its last layer"
+    divided = bool(trace.layout.stages and trace.layout.times)
+    if divided or trace.layout.read_places != tokens.shape[1]:
+        does = trace.layout.obstacle if divided else "pools its tokens in its last layer"
+        said = f"{trace.model.name} {does}"
         raise Unsupported(
             f"legrad with pool=readout needs the tokens that the classifier reads; {said}. Try pool=mean."
         )

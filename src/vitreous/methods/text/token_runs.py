@@ -35,7 +35,7 @@ MOST = 2**14  # rows read at a time
 class Readings:
     """Outputs and embeddings of rows of equal tokens, each read alone."""
 
-    output: Float[Tensor, "rows C"]
+    output: Float[Tensor, "rows *outputs"]
     embedding: Tensor
 
 
@@ -46,7 +46,7 @@ class Recorded:
     run: Finished
     blocks: list[Block]  # of the layers from `since` on
     token: Float[Tensor, "1 D"]
-    reading: Float[Tensor, "1 C"]
+    reading: Float[Tensor, "1 *outputs"]
 
 
 def recorded(trace: Trace, method: str, since: int) -> Recorded:

@@ -10,10 +10,11 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.errors import TargetError
+from vitreous.errors import TargetError, Unsupported
 from vitreous.metrics.case import Case, Measured, widened
 from vitreous.metrics.pool import Pool
 from vitreous.models.layout import Layout
+from vitreous.models.output import Form
 from vitreous.registry import metric
 from vitreous.types import Images, Map, Scores
 
@@ -35,6 +36,11 @@ def grid_pg(
     chance: 1/n²; 0 where nothing is positive. The other images are drawn from all that are evaluated together
     """
     pool, trace = case.rerun_among_others(), case.trace
+    if trace.model.form is not Form.VECTOR:
+        said = f"{trace.model.name} has {trace.model.form.value}"
+        raise Unsupported(
+            f"grid_pg needs one score of the whole mosaic; {said}, which is elsewhere there; use deletion"
+        )
     images, cells = pool.keep(("grid_pg", n, seed, *case.numbers), lambda: compose(case, pool, n, seed))
     maps = case.again(trace.like(images))
     down, across = (parts(spans_of(trace.layout, maps, axis, trace.size), trace.size[axis], n) for axis in (0, 1))

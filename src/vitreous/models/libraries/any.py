@@ -21,7 +21,13 @@ PACKAGE = "timm"  # whose transforms are the usual preprocessing
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ()
-KEYS = ("logits", "image_embeds", "pooler_output", "x_norm_clstoken")  # of the dictionaries that networks return
+KEYS = (
+    "logits",
+    "logits_per_image",
+    "image_embeds",
+    "pooler_output",
+    "x_norm_clstoken",
+)  # of the dictionaries that networks return
 
 
 class Loaded(NamedTuple):

@@ -24,7 +24,7 @@ from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_
 from vitreous.models.libraries.hf_video import frames as frames
 from vitreous.models.libraries.hub import cached, hub
 from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
-from vitreous.models.libraries.tasks import is_classifier, meaning_of, names_of, stretches
+from vitreous.models.libraries.tasks import is_classifier, meaning_of, names_of, said_if_varying, stretches
 
 PREFIX = "hf"
 PACKAGE = "transformers"
@@ -218,7 +218,7 @@ def adapt(given: Any, channels: int = 3) -> Preprocess:
     if hasattr(given, "image_processor") and not hasattr(given, "image_mean"):
         return adapt(given.image_processor, channels)
     if callable(given) and hasattr(given, "image_mean") and channels == 3:
-        return generic.measured(lambda image: hf_video.one_frame(given, image))
+        return said_if_varying(generic.measured(lambda image: hf_video.one_frame(given, image)))
     return generic.adapt(given, channels)
 
 

@@ -1,7 +1,7 @@
 """Networks of transformers that take patches instead of images: NaFlex and packed sequences, at any resolution.
 
     SigLIP 2 (NaFlex)         patches [B N p·p·C] row by row, a mask of those that are no padding, and the grids
-    Qwen vision and the like  patches [ΣN C·t·p·p] of all images in one sequence, 2×2 together, and the grids (`grid_thw`)
+    Qwen vision and the like  patches [ΣN C·t·p·p] of all images in one sequence, 2×2 together, and the grids
     Pixtral                   images [B C Y X], whose patches become one sequence with a mask between them
 
 Images become these inputs here, by views alone, so that gradients reach the pixels. No patch is ever padded, and images
@@ -90,14 +90,14 @@ def grid_of(images: Tensor, unit: int, patch: int) -> tuple[int, int]:
 def rows_of_pixels(images: Tensor, patch: int) -> tuple[Tensor, tuple[int, int]]:
     """Images [B C Y X] as patches [B N p·p·C], row by row, channels last, and their grid."""
     grid = grid_of(images, patch, patch)
-    cut = images.unflatten(3, (grid[1], patch)).unflatten(2, (grid[0], patch))  # [B C h p w p]
+    cut = images.reshape(*images.shape[:2], grid[0], patch, grid[1], patch)  # [B C h p w p]
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2), grid
 
 
 def blocks_of_pixels(images: Tensor, patch: int, merged: int, frames: int) -> tuple[Tensor, tuple[int, int]]:
     """Images [B C Y X] as patches [B·N C·t·p·p], those that are merged together, each image repeated as `frames`."""
     h, w = grid_of(images, patch * merged, patch)
-    cut = images.unflatten(3, (w // merged, merged, patch)).unflatten(2, (h // merged, merged, patch))
+    cut = images.reshape(*images.shape[:2], h // merged, merged, patch, w // merged, merged, patch)
     cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7)  # [B h/m w/m m m C p p]
     whole = cut.unsqueeze(6).expand(*cut.shape[:6], frames, *cut.shape[6:])
     return whole.flatten(5).flatten(0, 4), (h, w)
@@ -154,5 +154,7 @@ def pixels(processor: Any, image: Image.Image) -> Tensor:
         return pixels_of_rows(values[0], (h, w), processor.patch_size)
     if "image_grid_thw" in made:
         _, h, w = made["image_grid_thw"][0].tolist()
-        return pixels_of_blocks(values, (h, w), processor.patch_size, processor.merge_size, processor.temporal_patch_size)
+        return pixels_of_blocks(
+            values, (h, w), processor.patch_size, processor.merge_size, processor.temporal_patch_size
+        )
     return values[0]  # type: ignore[no-any-return]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from PIL import Image
 from torch import nn
+
+from vitreous.images.preprocess import Preprocess
 
 DETECTOR = "ObjectDetection"
 TASKS = ("Classification", "Segmentation", "DepthEstimation", DETECTOR)  # of images, or of each of their places
@@ -52,3 +56,9 @@ def stretches(net: Any) -> bool:
     """Whether its forward pass takes the option to stretch its positions to another size."""
     takes = inspect.signature(net.forward).parameters.values()
     return any(one.name == "interpolate_pos_encoding" or one.kind is one.VAR_KEYWORD for one in takes)
+
+
+def said_if_varying(made: Preprocess) -> Preprocess:
+    """The same preprocessing; it says so if it keeps the shape of an image, as those of detectors do."""
+    wide, high = (made(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
+    return replace(made, varies=wide != high)

@@ -57,9 +57,9 @@ def baseline_images(trace: Trace, baseline: str, seed: int) -> Images:
 
         sigma = max(trace.size) / 16
         side = min(2 * int(2 * sigma) + 1, 2 * (min(trace.size) // 2) - 1)
-        down: Tensor = gaussian_blur(images, [1, side], [sigma, sigma])
+        down: Tensor = gaussian_blur(images.flatten(0, -4), [1, side], [sigma, sigma])  # of videos, frame by frame
         blurred: Tensor = gaussian_blur(down, [side, 1], [sigma, sigma])  # separable: one axis at a time is faster
-        return blurred
+        return blurred.reshape(images.shape)
     noise = [torch.randn(images.shape[1:], generator=stream) for stream in trace.generators(seed)]
     return torch.stack(noise).to(images)
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.attention_backward import Entry
 from vitreous.capture.capture import caller
+from vitreous.capture.entries import Entry
 
 Function = Callable[..., Any]
 Rule = Callable[..., Any]  # (function, *arguments) -> result

@@ -80,7 +80,7 @@ function settle() {
 }
 
 async function newPhoto() {
-  Object.assign(world, { classes: [], why: null });
+  Object.assign(world, { classes: [], why: null, seen: null });
   rail.showPhoto();
   rail.showClasses();
   try {

@@ -18,7 +18,7 @@ let done = ""; // the question that is answered or being answered
 let focused = null;
 let heads = [];
 
-const free = (one) => method(one.name)?.targeted === false; // of targets
+const free = (one) => method(one.name) !== undefined && !model().aimed.includes(one.name); // of targets
 const keyOf = (one, target) => `${written(one)}|${free(one) ? "" : target}`;
 const question = () => JSON.stringify([here(), state.methods, state.targets]);
 
@@ -160,7 +160,7 @@ function rowHead(target) {
   const title = state.methods.map((one) => cells.get(keyOf(one, target))?.meta?.title).find(Boolean);
   const found = /^(.*) (\d+%)$/.exec(title ?? "");
   const rank = /^top-?\d+$/.test(target) ? el("small", target) : "";
-  if (!found || found[1].includes("rather than")) return [el("span", title ?? nameOf(target)), rank];
+  if (!found || found[1].includes("rather than") || model().form !== "vector") return [el("span", title ?? nameOf(target)), rank];
   return [el("span", short(found[1])), el("small", found[2]), rank];
 }
 

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { MapView } from "./draw.js";
+import { drawable, placeIn } from "./region.js";
 import { set, state } from "./state.js";
 import { announce, button, byId, droppable, el, link, problem, toast } from "./ui.js";
 import { classOf, here, learn, model, nameOf, photo, regresses, shareOf, short, world } from "./world.js";
@@ -69,6 +70,10 @@ export function showPhoto() {
   document.documentElement.style.setProperty("--ratio", size[1] / size[0]);
   view = new MapView({ photo: photo(), grid, size, name: `image ${nameOfPhoto()}` });
   well.replaceChildren(view.node);
+  if (model().form === "dense") {
+    drawable(view.node, (shares) => world.seen && addTarget(placeIn(world.seen, shares)));
+    well.append(el("p.quiet", "Click a place or drag a box: the class there is explained."));
+  }
   world.info.samples.forEach(({ id, name }, i) => {
     const made = () => button(el("img", { alt: name }), () => set({ image: id, patch: null }), { title: name });
     const knob = samples.children[i] ?? samples.appendChild(made());

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { state } from "./state.js";
 import { number, percent } from "./ui.js";
 
-export const world = { info: null, classes: [], why: null, concepts: [], files: new Map() };
+export const world = { info: null, classes: [], why: null, seen: null, concepts: [], files: new Map() };
 
 const labels = new Map(); // model and class: label
 

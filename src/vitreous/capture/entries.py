@@ -1,0 +1,107 @@
+"""Where gradients begin: at the tokens that enter a layer (`CutAt`), also in parts that a model freezes (`Unfrozen`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vitreous.capture.attention import same
+from vitreous.capture.capture import NORMS, Capture, linear_parts
+from vitreous.errors import Unsupported
+
+BATCH_NORM = {F.batch_norm, torch.batch_norm}
+Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", n): what the n-th linear layer reads
+
+
+class Unfrozen(TorchFunctionMode):
+    """Also differentiate parts of a model that its forward computes under `torch.no_grad` (frozen parts)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._C._set_grad_enabled:
+            return None
+        return normalised(func, args, kwargs or {}) if func in BATCH_NORM else func(*args, **(kwargs or {}))
+
+
+def normalised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A batch norm whose backward is right.
+
+    On a CPU, torch's is wrong in eval mode for one image if its input or the gradient has the strides of permuted
+    tokens, [1 C h w] with channels last: both are made contiguous.
+    """
+    x, *rest = args or (kwargs.pop("input"),)
+    if x.is_cuda or len(x) != 1 or x.ndim < 3:
+        return func(x, *rest, **kwargs)
+    out = func(x.contiguous(), *rest, **kwargs)
+    if out.requires_grad:
+        out.register_hook(Tensor.contiguous)
+    return out
+
+
+class AtEntries(TorchFunctionMode):
+    """Count the norm and linear calls of a forward pass; `met` may replace the tokens of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = {"norm": 0, "linear": 0}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear:
+            tokens, weight, bias = linear_parts(*args, **(kwargs or {}))
+            return F.linear(self._enter("linear", tokens), weight, bias)
+        out = func(*args, **(kwargs or {}))
+        return self._enter("norm", out) if func in NORMS else out
+
+    def _enter(self, kind: str, tokens: Tensor) -> Tensor:
+        self._counts[kind] += 1
+        return self.met((kind, self._counts[kind]), tokens)
+
+    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
+        """The tokens to continue with."""
+        return tokens
+
+
+class CutAt(AtEntries):
+    """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
+
+    `leaf` is the tensor to differentiate with respect to. `edit` may change the tokens first. `flat`: they are [N D],
+    and the leaf is [1 N D].
+    """
+
+    def __init__(
+        self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same, flat: bool = False
+    ) -> None:
+        super().__init__()
+        self.entry, self.seen, self.edit, self.flat = entry, seen, edit, flat
+        self.leaf: Tensor | None = None
+        self._given: Tensor | None = None  # the leaf in the model's own axes
+        self._tokens: Tensor | None = None  # the tokens that the leaf replaces
+        seen.recording = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._C._set_grad_enabled:
+            return None  # as in Unfrozen
+        if func in BATCH_NORM:
+            return normalised(func, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
+        if entry == self.entry:
+            torch.set_grad_enabled(True)
+            own = tokens.detach()[None] if self.flat else tokens.detach()
+            self._tokens, self.leaf = tokens, self.edit(own).detach().requires_grad_()
+            if self.flat and len(self.leaf) != 1:
+                raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
+            self._given = self.leaf[0] if self.flat else self.leaf
+            self.seen.recording = True
+        return self._given if self._given is not None and tokens is self._tokens else tokens
