@@ -37,8 +37,8 @@ EVERY = [pytest.param(kind, marks=pytest.mark.slow) for kind in vlms.KINDS]
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in vlms.KINDS]
 
 
-def images(count: int = 2) -> Tensor:
-    return torch.randn(count, 3, vlms.SIDE, vlms.SIDE, generator=torch.Generator().manual_seed(3))
+def images(count: int = 2, side: int = vlms.SIDE) -> Tensor:
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(3))
 
 
 @cache
@@ -55,14 +55,15 @@ def answered(kind: str, attention: str = "sdpa") -> WordsModel:
 
 def direct(model: WordsModel, pixels: Tensor) -> Tensor:
     """The logits of the answer, by a call of the network written out."""
-    net, prompt = model.speaker.net, model.speaker.prompt(QUESTION, (vlms.SIDE, vlms.SIDE))
+    net, side = model.speaker.net, pixels.shape[-1]
+    prompt = model.speaker.prompt(QUESTION, (side, side))
     ids = torch.tensor([prompt + model.answer]).expand(len(pixels), -1)
     more: dict[str, Any] = {"pixel_values": pixels}
     if "idefics" in model.name or "smol" in model.name:
         more = {"pixel_values": pixels[:, None]}
     if "qwen" in model.name:
         more = {"pixel_values": rows(pixels), "mm_token_type_ids": (ids == vlms.IMAGE).int()}
-        more["image_grid_thw"] = torch.tensor([[1, vlms.SIDE // 4, vlms.SIDE // 4]] * len(pixels))
+        more["image_grid_thw"] = torch.tensor([[1, side // 4, side // 4]] * len(pixels))
     if model.name == "paligemma":
         more["token_type_ids"] = torch.tensor([[0] * len(prompt) + [1] * len(model.answer)]).expand_as(ids)
     logits: Tensor = net(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits
@@ -73,8 +74,8 @@ def rows(pixels: Tensor) -> Tensor:
     """Patches of 4×4 pixels, twice for two frames, in packs of 2×2, by loops."""
     found = []
     for image in pixels:
-        for y in range(0, vlms.SIDE, 8):
-            for x in range(0, vlms.SIDE, 8):
+        for y in range(0, pixels.shape[-1], 8):
+            for x in range(0, pixels.shape[-1], 8):
                 for dy, dx in ((0, 0), (0, 4), (4, 0), (4, 4)):
                     patch = image[:, y + dy : y + dy + 4, x + dx : x + dx + 4]
                     found.append(torch.stack([patch, patch], 1).flatten())
@@ -234,9 +235,8 @@ class Softmaxes(TorchFunctionMode):
         return out
 
 
-def tower_order(kind: str) -> list[tuple[int, int]]:
-    """The row and column of each token of a tower, written out; (−1, −1): CLS."""
-    side = vlms.GRIDS[kind][0]
+def tower_order(kind: str, side: int) -> list[tuple[int, int]]:
+    """The row and column of each token of a tower of so many patches a side, written out; (−1, −1): CLS."""
     if "qwen" not in kind:
         plain = [(row, column) for row in range(side) for column in range(side)]
         return [(-1, -1), *plain] if kind == "llava" else plain
@@ -245,8 +245,8 @@ def tower_order(kind: str) -> list[tuple[int, int]]:
         (wy + cy + y, wx + cx + x)
         for wy in range(0, side, window)
         for wx in range(0, side, window)
-        for cy in range(0, window, 2)
-        for cx in range(0, window, 2)
+        for cy in range(0, min(window, side - wy), 2)
+        for cx in range(0, min(window, side - wx), 2)
         for y in range(2)
         for x in range(2)
     ]
@@ -255,11 +255,12 @@ def tower_order(kind: str) -> list[tuple[int, int]]:
 class Reference:
     """A model called directly, with attention written out, and its maps by matrices over all tokens."""
 
-    def __init__(self, kind: str, word: int) -> None:
-        self.kind, self.model, self.order = kind, answered(kind, "eager"), tower_order(kind)
-        self.side, self.merge = vlms.GRIDS[kind][0], 1 if kind in ("llava", "paligemma") else 2
+    def __init__(self, kind: str, word: int, side: int = vlms.SIDE) -> None:
+        self.model, self.side = answered(kind, "eager"), side * vlms.GRIDS[kind][0] // vlms.SIDE
+        self.order, self.merge = tower_order(kind, self.side), 1 if kind in ("llava", "paligemma") else 2
+        self.model.speaker.prompt(QUESTION, (side, side))  # the image's tokens are counted once, by another run
         with Softmaxes() as seen:
-            output = direct(self.model, images(1).requires_grad_())
+            output = direct(self.model, images(1, side).requires_grad_())
         y = output[0, word, self.model.answer[word]]
         every = torch.autograd.grad(y, seen.kept, allow_unused=True)
         read = [a for a, grad in zip(seen.kept, every) if grad is not None]
@@ -395,6 +396,20 @@ def test_maps_are_those_of_matrices_over_all_tokens(kind: str, method: str) -> N
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()) + 1e-7)
 
 
+@pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention"])
+@pytest.mark.parametrize("kind", ["qwen2_5", "qwen3"])
+@pytest.mark.slow
+def test_windows_at_the_border_are_smaller(kind: str, method: str) -> None:
+    """10×10 patches in windows of 4×4: of any resolution, windows that are not full are padded by nothing."""
+    expected = getattr(Reference(kind, 1, 40), method)()
+    found = vitreous.explain(answered(kind), images(1, 40), method, "word:1").map[0]
+    assert found.shape == expected.shape == (10, 10)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()) + 1e-7)
+    both = vitreous.explain(answered(kind), images(2, 40), method, "word:1").map
+    again = vitreous.explain(answered(kind), images(2, 40)[1:], method, "word:1").map
+    assert torch.allclose(both[1:], again, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["rollout", "gae", "grad_rollout", "attention", "attn_lrp"])
 @pytest.mark.parametrize("kind", EVERY)
 def test_two_images_are_two_images(kind: str, method: str) -> None:
@@ -481,6 +496,23 @@ def test_relevance_is_conserved_through_both_parts(kind: str) -> None:
         found = vitreous.explain(model, images().double(), method, "word:1", **options).map
         logit = model.run(images().double())[:, 1, model.answer[1]]
         assert torch.allclose(found.double().flatten(1).sum(1), logit, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", list(vitreous.METHODS))
+@pytest.mark.parametrize("kind", ["llava", "idefics3", "qwen2_5", "qwen3"])
+@pytest.mark.slow
+def test_every_method_works_or_says_why_not(kind: str, name: str) -> None:
+    """An image has the same map alone and in a batch, or the method names others that work."""
+    declared = vitreous.METHODS[name]
+    target = "word:1" if declared.targeted or declared.attention else None
+    try:
+        both = vitreous.explain(answered(kind), images(), name, target, **dict(declared.cheap)).map
+    except Unsupported as error:
+        assert "Try" in str(error) or "try" in str(error) or "use" in str(error)
+        return
+    assert both.isfinite().all() and both.shape[0] == 2
+    alone = vitreous.explain(answered(kind), images()[1:], name, target, **dict(declared.cheap)).map
+    assert torch.allclose(both[1:], alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,12 +62,14 @@ def extending(name: str, blocks: Sequence[nn.Module], axis: int, extend: Extend,
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         got = args[0] if args else next(iter(kwargs.values()))
         if sent and got is not sent[-1] and not is_normed(got, sent[-1]):
-            raise Unsupported(f"{name} does not pass its tokens from block to block, which this method needs")
+            said = f"{name} does not pass its tokens from block to block, which this method needs"
+            raise Unsupported(f"{said}; try gae, rollout or gradient")
 
     def note(module: nn.Module, args: Any, out: Any) -> Any:
         stream = out[0] if isinstance(out, tuple) else out
         if not isinstance(stream, Tensor):
-            raise Unsupported(f"{name} does not pass its tokens from block to block, which this method needs")
+            said = f"{name} does not pass its tokens from block to block, which this method needs"
+            raise Unsupported(f"{said}; try gae, rollout or gradient")
         own = stream.narrow(axis, 0, count)
         taken.append(own.movedim(axis, 0))
         if len(taken) < len(blocks):
