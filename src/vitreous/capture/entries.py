@@ -1,4 +1,4 @@
-"""Where gradients begin: at the tokens that enter a layer (`CutAt`), also in parts that a model freezes (`Unfrozen`)."""
+"""Where gradients begin: at the tokens that enter a layer (`CutAt`), also where a model freezes parts (`Unfrozen`)."""
 
 from __future__ import annotations
 

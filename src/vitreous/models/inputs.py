@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import InputError, nearest
+from vitreous.models.libraries.any import IMAGES
 
-IMAGES = ("pixel_values", "image", "images", "img", "imgs", "pixels")  # what the argument of an image is called
 Given = Mapping[str, Any]  # what one forward pass gets
 
 

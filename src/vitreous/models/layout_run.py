@@ -7,24 +7,21 @@ read-out   tokens of the last layer's output on which the model's output depends
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.capture import Capture, Enough
 from vitreous.capture.narrowed_block import Fold
-from vitreous.capture.survey import Met, Survey
+from vitreous.capture.survey import Met
 from vitreous.models.blocks import blocks_of
 from vitreous.models.branches import find_branches
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.decoder import entry_of, is_frozen, learning
 from vitreous.models.divided import find_divided
-from vitreous.models.layout import Layout, Order
+from vitreous.models.layout import Layout
 from vitreous.models.obstacles import (
     SAMPLED,
     UNREAD,
@@ -37,10 +34,12 @@ from vitreous.models.obstacles import (
     unlike,
 )
 from vitreous.models.output import Form
+from vitreous.models.patches_run import candidates, find_orders, find_places, placed
 from vitreous.models.readers import find_readers
+from vitreous.models.readout import find_readout, read_from
 from vitreous.models.stages_run import Found, find_stages
-from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
-from vitreous.models.token_places import Grid, Places, coded, coded_places, cut_places, even
+from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images
+from vitreous.models.token_places import Places
 from vitreous.types import Extent
 
 READ = (Form.DETECTIONS, Form.WORDS)  # where each query or word is read from tokens of its own
@@ -106,13 +105,9 @@ def read_geometry(
     """Everything but the read-out."""
     survey = seen.survey
     read, separate, decoder = read_chain(seen, flow, ends, given is None)
-    branched = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
-    branched = branched and len(size) == 2 and model.form is not Form.DETECTIONS
-    if branched and unlike([seen.calls[i] for i in read]) is None:
-        cuts = candidates(survey, size, seen.images.shape[1])
-        branch = find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
-        if branch is not None:
-            return replace(branch, footprint=footprint(seen))
+    branch = branch_of(model, seen, flow, ends, size, read) if separate is not None and given is None else None
+    if branch is not None:
+        return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
@@ -125,55 +120,66 @@ def read_geometry(
         foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
         found = replace(found, numbers=tuple(numbers), decoder=decoder, foreign=tuple(foreign))
     layers = read if obstacle else layer_numbers(seen, found)
-    ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
-    blocks = blocks_of(model.module, [seen.calls[i] for i in layers])
+    calls = [seen.calls[i] for i in layers]
     if obstacle is None and given is None:
-        several = several_reads(seen, blocks, len(layers), ends, found.tokens)
+        several = several_reads(seen, blocks_of(model.module, calls), len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    asked = obstacle is not None and not obstacle.separate and not obstacle.final and decoder is None
-    staged = find_staged(model, seen, read, flow, ends, size, places) if asked else None
-    if isinstance(staged, Found) and model.form is Form.DETECTIONS and not staged.readers(seen):
-        staged, obstacle = None, Obstacle(UNREAD)
-    if isinstance(staged, str) and obstacle is not None:
-        obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
-    if isinstance(staged, Found):
-        ways = [step.met for step in staged.steps]
-        blocks = blocks_of(model.module, [step.call for step in staged.steps])
-        found = of_stages(staged, ends, seen.count)
-        if model.form in READ:
-            found = replace(found, readers=staged.readers(seen))
-        obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
-        obstacle = obstacle if len(size) == 2 else Obstacle("attends over time and over space in turn")
-    if obstacle is not None and obstacle.separate:
-        ways = []
+    if obstacle is not None and not obstacle.separate and not obstacle.final and decoder is None:
+        staged = find_staged(model, seen, read, flow, ends, size, places)
+        unread = isinstance(staged, Found) and model.form is Form.DETECTIONS and not staged.readers(seen)
+        if isinstance(staged, Found) and not unread:
+            return of_stages(model, seen, staged, ends, size)
+        if isinstance(staged, str) and "channels" not in obstacle.said:
+            obstacle = replace(obstacle, said=f"{obstacle.said} and {staged}")
+        obstacle = Obstacle(UNREAD) if unread else obstacle
+    ways = survey.ways if survey.mixed else [survey.entries[i] for i in layers]
+    ways = [] if obstacle is not None and obstacle.separate else ways
+    found = with_layers(model, found, seen, calls, ways)
+    if decoder is not None:
+        found = replace(found, entries=tuple(entry_of(met) for met in ways if met) if all(ways) else ())
+    if obstacle is not None:
+        known = bool(found.entries) and len(size) == 2
+        orders = find_orders(model, found, survey, size) if known else {}
+        return replace(found, orders=orders, obstacle=obstacle.said)
+    if not layers:
+        return found
+    pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
+    split = any(call.parts > 1 for call in calls)  # no run can end between the parts of a layer
+    early = not pooled and not split and decoder is None
+    return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
+
+
+def branch_of(
+    model: Network, seen: Seen, flow: DataFlow, ends: list[Tensor], size: Extent, read: list[int]
+) -> Layout | None:
+    """The layout of one of several branches that exchange tokens, if the network is built so."""
+    able = seen.count > 1 and not seen.survey.mixed and flow.known and len(size) == 2
+    if not able or model.form is Form.DETECTIONS or unlike([seen.calls[i] for i in read]) is not None:
+        return None
+    cuts = candidates(seen.survey, size, seen.images.shape[1])
+    return find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
+
+
+def with_layers(
+    model: Network, found: Layout, seen: Seen, calls: list[Attention], ways: Sequence[Met | None], windows: bool = False
+) -> Layout:
+    """The same with the modules that hold its layers, and where the tokens that enter them are made.
+
+    `windows`: these may share the first axis with the images.
+    """
+    blocks = blocks_of(model.module, calls)
     once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
-    found = replace(
+    return replace(
         found,
         blocks=() if flat else once,
         flat_blocks=once if flat else (),
         layers=len(ways),
-        mixed=any(seen.calls[i].mixed for i in layers),
-        entries=tuple(entry_of(met) if decoder else met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=is_sequence_first(ways, seen.count, windows=len(size) == 3 and isinstance(staged, Found)),
+        mixed=any(call.mixed for call in calls),
+        entries=tuple(met.entry for met in ways if met) if all(ways) else (),
+        sequence_first=is_sequence_first(ways, seen.count, windows),
         footprint=footprint(seen),
-        obstacle=None if obstacle is None else obstacle.said,
     )
-    if isinstance(staged, Found):
-        orders = {
-            count: (found.cells if len(size) == 3 else grid, order) for count, (grid, order) in staged.orders.items()
-        }
-        return replace(found, orders=orders, calls=staged.numbers[-1] + 1)
-    if obstacle is not None:
-        return replace(
-            found, orders=find_orders(model, found, survey, size) if found.entries and len(size) == 2 else {}
-        )
-    if not layers:
-        return found
-    pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
-    split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
-    early = not pooled and not split and decoder is None
-    return replace(found, pooled=pooled, pool=pool, calls=layers[-1] + 1 if early else None)
 
 
 def is_sequence_first(ways: Sequence[Met | None], images: int, windows: bool) -> bool:
@@ -190,115 +196,6 @@ def footprint(seen: Seen) -> tuple[int, int]:
 
 def is_pooled(seen: Seen, given: Layout, last: int) -> bool:
     return any(given.is_pool(call, seen.count) for call in seen.calls[last + 1 :])
-
-
-# --------------------------------------------------------------------------------------------------------- patches
-
-
-def find_places(model: Network, seen: Seen, number: int, size: Extent) -> Places | None:
-    """Where the tokens of an attention come from; by a further run to this attention where patches overlap."""
-    call, met = seen.calls[number], seen.survey.entries[number]
-    tokens = entering(call, met, seen.count)
-    if len(size) == 3 and call.shape[0] != seen.count and call.shape[0] % seen.count == 0:  # windows in the batch
-        tokens = call.v.transpose(1, 2).flatten(2).reshape(seen.count, -1, call.shape[1] * call.v.shape[-1])
-    found = cut_places(tokens, seen.images) if seen.images.requires_grad and len(tokens) == seen.count else None
-    if found is not None or seen.count == 1 or len(size) == 3:
-        return found
-    counts = tokens.shape[1]
-    grids = [grid for grid in candidates(seen.survey, size, seen.images.shape[-3]) if grid[0] * grid[1] <= counts]
-    if not grids:
-        return None
-    fine = max(grids, key=math.prod)
-    tries = (run_coded(model, coded(seen.images, fine, centred), number) for centred in (True, False))
-    places = (coded_places(again, fine, grids, (size[-2], size[-1])) for again in tries if again is not None)
-    return next((one for one in places if one is not None), None)
-
-
-def run_coded(model: Network, images: Tensor, number: int) -> Tensor | None:
-    """The tokens of an attention for these images, [V N D]; the run ends there."""
-    with model.still() as still, torch.inference_mode(False), torch.no_grad(), suppress(Enough):
-        with Capture(still.names, len(images), since=number, most=number + 1) as again:
-            model.run(images)
-    right = bool(again.calls) and again.calls[0].shape[0] == len(images)
-    return entering(again.calls[0], None, len(images)) if right else None
-
-
-def entering(call: Attention, met: Met | None, count: int) -> Tensor:
-    """The tokens that an attention reads, [B N D]: those that enter it, else (also where it pads them) its values."""
-    tokens = None
-    if met is not None and count in met.tokens.shape[:2]:
-        tokens = met.tokens.flatten(1, 2) if met.tokens.ndim == 4 else met.tokens
-        tokens = tokens if tokens.shape[0] == count else tokens.transpose(0, 1)
-    b, _, n, m = call.shape
-    if tokens is None or (b == count and call.node.ndim <= 4 and tokens.shape[1] not in (n, m)):
-        return call.v.transpose(1, 2).flatten(2)
-    return tokens
-
-
-def candidates(survey: Survey, size: Extent, channels: int) -> list[Grid]:
-    """Grids that the model may have cut the image into: of its convolutions, the last first, or of rows of pixels."""
-    grids = survey.cut.grids[::-1]
-    for count, width in survey.cut.rows:  # patches cut by reshaping, embedded by a linear layer
-        side = math.isqrt(width // channels)
-        if side and width == channels * side * side and count == (size[-2] // side) * (size[-1] // side):
-            grids.append((size[-2] // side, size[-1] // side))
-    return list(dict.fromkeys(grids))
-
-
-def placed(seen: Seen, first: Attention | None, places: Places | None, size: Extent) -> Layout:
-    """The patches, and how many other tokens there are."""
-    if places is None:
-        grids = candidates(seen.survey, size, seen.images.shape[-3])
-        grid = next((grid for grid in grids if grid[0] * grid[1] > 1), (1, 1))
-        times = even(size[0], next(iter(seen.survey.cut.frames[::-1]), size[0])) if len(size) == 3 else ()
-        patch = (size[-2] // grid[0], size[-1] // grid[1])
-        return Layout(grid, patch, readout=(), frames=len(times) or 1, times=times)
-    prefix, count = min(places.tokens), len(places.tokens)
-    tokens = max(first.shape[3] if first is not None else 0, max(places.tokens) + 1)
-    plain = places.tokens == tuple(range(prefix, prefix + count))
-    return Layout(
-        places.grid,
-        places.patch,
-        prefix,
-        readout=(),
-        suffix=tokens - prefix - count,
-        order=None if plain else places.tokens,
-        rows=places.rows,
-        columns=places.columns,
-        frames=len(places.times) or 1,
-        times=places.times,
-    )
-
-
-def find_orders(model: Network, layout: Layout, survey: Survey, size: Extent) -> dict[int, Order]:
-    """How the tokens of each stage lie in the image, by their number, in a model whose layers differ."""
-    grids = stages(layout.grid, candidates(survey, size, model.channels))
-    orders: dict[int, Order] = {}
-    for centred in (True, False):
-        images = coded(noise_images(model, size), layout.grid, centred)
-        tried: set[int] = set()
-        for tokens in tokens_of(surveyed(model, images, grad=False).survey, len(images)):
-            if tokens.shape[1] not in tried and tokens.shape[1] not in orders:
-                tried.add(tokens.shape[1])
-                found = coded_places(tokens, layout.grid, grids, (size[0], size[1]))
-                orders |= {} if found is None else {tokens.shape[1]: (found.grid, found.tokens)}
-        if tried <= set(orders):
-            break
-    return orders
-
-
-def tokens_of(survey: Survey, images: int) -> Iterator[Tensor]:
-    """The tokens that enter each layer, [B N D]."""
-    for met in survey.ways:
-        if met is not None and images in met.tokens.shape[:2]:
-            axis = 0 if met.tokens.ndim == 4 or met.tokens.shape[0] == images else 1
-            yield met.tokens.movedim(axis, 0).flatten(1, -2)
-
-
-def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
-    """The grids that later stages may have, which merge patches."""
-    halved = [(-(-h // scale), -(-w // scale)) for h, w in (grid, *others) for scale in (1, 2, 4, 8, 16, 32)]
-    return [found for found in dict.fromkeys(halved) if found[0] * found[1] > 1]
 
 
 # -------------------------------------------------------------------------------------- windows and merged patches
@@ -324,17 +221,16 @@ def find_staged(
     return find_stages(model, seen, read, flow, grids, (size[0], size[1]))
 
 
-def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
-    """The patches of the first layer, and the tokens of the last that the classifier reads."""
+def of_stages(model: Network, seen: Seen, staged: Found, ends: list[Tensor], size: Extent) -> Layout:
+    """The patches of the first layer, the stages, and the tokens of the last that the classifier reads."""
     patches, last, call = staged.patches, staged.stages[-1], staged.steps[-1].call
-    behind = Layout(last.grid, prefix=last.special)
     grad = gradient(ends, call.node)
-    size = None
+    shares = None
     if grad is not None:
-        rows = staged.steps[-1].rows.arrange(call.fold(grad), images).float().norm(dim=-1).mean(1)  # [B·W n]
-        size = last.scatter_queries(rows).mean(0).cpu()
-    readout, share = find_readout(size, behind)
-    return Layout(
+        rows = staged.steps[-1].rows.arrange(call.fold(grad), seen.count).float().norm(dim=-1).mean(1)  # [B·W n]
+        shares = last.scatter_queries(rows).mean(0).cpu()
+    readout, share = find_readout(shares, Layout(last.grid, prefix=last.special))
+    found = Layout(
         patches.grid,
         patches.patch,
         staged.stages[0].special,
@@ -346,45 +242,14 @@ def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:
         times=patches.times,
         numbers=staged.numbers,
         stages=staged.stages,
+        calls=staged.numbers[-1] + 1,
+        readers=staged.readers(seen) if model.form in READ else (),
     )
-
-
-# -------------------------------------------------------------------------------------------------------- read-out
-
-
-def read_from(seen: Seen, last: Attention, grad: Tensor | None, layout: Layout) -> Layout:
-    """The same with its read-out; `grad`: of the output, for that of the last layer's attention."""
-    if layout.reads:
-        *earlier, (_, tokens, shares) = layout.reads
-        return replace(layout, readout=tokens, share=shares, reads=tuple(earlier))
-    readout, share = find_readout(None if grad is None else last.fold(grad).float().norm(dim=-1).mean((0, 1)), layout)
-    if not layout.pooled or layout.pool is None:
-        return replace(layout, readout=readout, share=None if layout.pooled else share)
-    pool = seen.calls[layout.pool]
-    if pool.shape[3] != len(readout):
-        return replace(
-            layout, readout=readout, obstacle="reads its tokens through an attention that could not be followed"
-        )
-    size = gradient([seen.output], pool.node)
-    weights = None if size is None else pool.fold(size).float().norm(dim=-1).mean((0, 1))
-    even = weights is None or bool((weights - weights.mean()).abs().max() < 1e-3 * weights.mean()) or len(weights) == 1
-    queries = None if even or weights is None else tuple((weights / weights.sum()).tolist())
-    return replace(layout, readout=readout, queries=queries)
-
-
-def find_readout(size: Tensor | None, layout: Layout) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
-    """The tokens that the output (or what its classifier reads) depends on, and their weights where they differ.
-
-    `size`: of the gradient for each token behind the last attention; None: unknown.
-    """
-    everything = tuple(range(layout.tokens))
-    if size is None:
-        return ((0,) if layout.prefix else everything), None
-    read = tuple(size.nonzero().flatten().tolist())
-    patches = layout.patch_tokens
-    apart = [i for i in read if i not in patches]
-    both = apart and len(read) > len(apart)
-    if both and size[apart].mean() > layout.patches**0.5 * size[patches].mean():
-        whole = 1 / (len(apart) + 1)  # a CLS token beside the mean of the patches weighs as much as all of them
-        return read, tuple(whole if i in apart else whole / (len(read) - len(apart)) for i in read)
-    return (read or everything), None
+    film = len(size) == 3
+    calls = [step.call for step in staged.steps]
+    told = (
+        Obstacle("attends over time and over space in turn") if film else other_shapes(calls, found.tokens, seen.count)
+    )
+    orders = {count: (found.cells if film else grid, order) for count, (grid, order) in staged.orders.items()}
+    found = with_layers(model, found, seen, calls, [step.met for step in staged.steps], windows=film)
+    return replace(found, orders=orders, obstacle=told.said)

@@ -21,6 +21,7 @@ PACKAGE = "timm"  # whose transforms are the usual preprocessing
 CHECKPOINTING: tuple[str, ...] = ()
 HOOKS: tuple[str, ...] = ()
 PREFIXES: tuple[str, ...] = ()
+IMAGES = ("pixel_values", "image", "images", "img", "imgs", "pixels")  # what the argument of an image is called
 KEYS = (
     "logits",
     "logits_per_image",
