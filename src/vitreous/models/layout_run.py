@@ -111,7 +111,8 @@ def read_geometry(
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
-        obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
+        calls = [found.arranged(step.call, seen.count) for step in staged.steps]
+        obstacle = other_shapes(calls, found.tokens, seen.count)
     if obstacle is not None and obstacle.separate:
         ways = []
     found = replace(
