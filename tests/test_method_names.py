@@ -56,7 +56,7 @@ ALLOWED = {  # file, names: why they are there
     },
     "trace/apply.py": {"stands for any method that needs attention": ["attention"]},
     "trace/rules/gradient.py": {"the rules of relevance have the names of their papers": ["attn_lrp", "cp_lrp"]},
-    "web/attention.py": {PART: ["attention", "rollout"]},
+    "web/attention.py": {PART: ["rollout"]},
     "web/exports.py": {PART: ["attention", "rollout"]},
     "web/faithfulness.py": {REFERENCE: ["random"]},
     "web/heads.py": {PART: ["cass_attention"]},

@@ -97,7 +97,7 @@ def swin_grids(name: str) -> list[tuple[int, int]]:
     return [(18, 22)] * 2 + [(9, 11)] * 2 if "padding" in name else [(16, 16)] * 2 + [(8, 8)] * 2
 
 
-SWINS = ["Swin", "Swin with padding"]
+SWINS = [pytest.param("Swin", marks=[pytest.mark.slow]), "Swin with padding"]
 
 
 @pytest.mark.parametrize("name", SWINS)
@@ -114,7 +114,7 @@ def test_rollout_in_windows_is_that_of_dense_masked_attention(name: str) -> None
 
 
 @pytest.mark.parametrize("name", SWINS)
-@pytest.mark.parametrize("layer", [0, 1, 3])
+@pytest.mark.parametrize("layer", [1, *(pytest.param(one, marks=[pytest.mark.slow]) for one in (0, 3))])
 def test_attention_in_windows_is_that_of_dense_masked_attention(name: str, layer: int) -> None:
     model, images = windowed.model(name, torch.float64)
     twin, dense = dense_swin(model.module)
@@ -162,7 +162,7 @@ def test_grad_rollout_in_windows_is_that_of_dense_masked_attention(name: str) ->
 
 # ----------------------------------------------------------------------------------------------------- every family
 
-QUICK = ("Swin with padding", "Hiera", "PVTv2")
+QUICK = ("Swin with padding",)
 EVERY = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in windowed.STAGED]
 SLOW = [pytest.param(name, marks=[pytest.mark.slow]) for name in windowed.STAGED]
 NO_PROJECTION = ("MViTv2", "MViTv2 with CLS", "LeViT")  # something stands between attention and projection
@@ -288,3 +288,23 @@ def test_cost_on_swin_tiny(method: str, limit: float) -> None:
         vitreous.explain(model, image, method, target)
     assert len(runs) == 1
     assert counter.total / quick.forward(model, image) <= limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gae", "grad_rollout"])
+def test_several_targets_at_once_are_those_one_by_one(method: str) -> None:
+    model, images = windowed.kept("Swin with padding")
+    together = vitreous.explain_targets(model, images, method, [0, 1, 3])
+    for target, found in zip([0, 1, 3], together, strict=True):
+        alone = vitreous.explain(model, images, method, target).map
+        assert (found.map - alone).abs().max() <= 1e-5 * alone.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Swin with padding", "PVTv2", "Hiera", "HF Swin"])
+def test_half_precision_gives_nearly_the_same(name: str) -> None:
+    single, images = windowed.model(name)
+    half = vitreous.Model(windowed.network(name, torch.bfloat16)[0], name="half")
+    wide, narrow = (vitreous.explain(one, x, "rollout").map for one, x in ((single, images), (half, images.bfloat16())))
+    assert [stage.grid for stage in half.layout_at(tuple(images.shape[-2:])).stages]
+    assert (wide - narrow).abs().max() <= 0.2 * wide.abs().max()

@@ -247,9 +247,9 @@ def of_stages(model: Network, seen: Seen, staged: Found, ends: list[Tensor], siz
     )
     film = len(size) == 3
     calls = [step.call for step in staged.steps]
-    told = (
-        Obstacle("attends over time and over space in turn") if film else other_shapes(calls, found.tokens, seen.count)
-    )
+    arranged = [found.arranged(call, seen.count) for call in calls]
+    told = "attends over time and over space in turn"
+    told = told if film else other_shapes(arranged, found.tokens, seen.count).said
     orders = {count: (found.cells if film else grid, order) for count, (grid, order) in staged.orders.items()}
     found = with_layers(model, found, seen, calls, [step.met for step in staged.steps], windows=film)
-    return replace(found, orders=orders, obstacle=told.said)
+    return replace(found, orders=orders, obstacle=told)
