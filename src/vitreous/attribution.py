@@ -24,11 +24,10 @@ from vitreous.images.preprocess import Preprocess
 from vitreous.models.origin import Origin
 from vitreous.registry import Method
 from vitreous.trace.apply import choose, computed, refuse, refuse_empty
-from vitreous.trace.own_sizes import differ, own_part, together
 from vitreous.trace.parse_target import listed
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.trace.views import Views
+from vitreous.trace.views import Views, differ, own_part, together
 from vitreous.types import Box, Map, Output
 from vitreous.version import VERSION
 

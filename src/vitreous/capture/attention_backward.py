@@ -22,6 +22,7 @@ from vitreous.errors import Unsupported
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
+Edit = Callable[[Tensor], Tensor]
 Chunks = Iterator[tuple[slice, Rows, Tensor, Tensor]]  # images, rows, A [b H n M], A ⊙ ∂y/∂A
 
 
@@ -327,9 +328,7 @@ class CutAt(AtEntries):
     and the leaf is [1 N D].
     """
 
-    def __init__(
-        self, entry: Entry, seen: Capture, edit: Callable[[Tensor], Tensor] = same, flat: bool = False
-    ) -> None:
+    def __init__(self, entry: Entry, seen: Capture, edit: Edit = same, flat: bool = False) -> None:
         super().__init__()
         self.entry, self.seen, self.edit, self.flat = entry, seen, edit, flat
         self.leaf: Tensor | None = None
@@ -352,7 +351,7 @@ class CutAt(AtEntries):
             own = tokens.detach()[None] if self.flat else tokens.detach()
             self._tokens, self.leaf = tokens, self.edit(own).detach().requires_grad_()
             if self.flat and len(self.leaf) != 1:
-                raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
+                raise Unsupported("the model has no axis of images in its tokens; this method needs more than one")
             self._given = self.leaf[0] if self.flat else self.leaf
             self.seen.recording = True
         return self._given if self._given is not None and tokens is self._tokens else tokens

@@ -24,10 +24,10 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
 from vitreous.trace.apply import as_images, as_model, choose, each_of, find_method, images_at_once, of_model, per_image
-from vitreous.trace.own_sizes import own_part
 from vitreous.trace.perturb.drop_tokens import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import own_part
 from vitreous.types import Map, Output, Scores
 
 Again = Callable[[Trace, Target], Map]

@@ -31,6 +31,7 @@ from vitreous.models.obstacles import (
     other_shapes,
     several_reads,
     unlike,
+    without_weights,
 )
 from vitreous.models.stages_run import Found, find_stages
 from vitreous.models.survey_run import Network, Seen, gradient, look, noise_images, surveyed
@@ -90,11 +91,9 @@ def read_geometry(
     read = flow.read() if flow.known else list(range(len(seen.calls)))
     chain = one_chain(read, seen, flow, ends)
     separate, read = (chain, read) if isinstance(chain, Obstacle) else (None, chain)
-    branches = separate is not None and seen.count > 1 and given is None and not survey.mixed and flow.known
-    if branches and unlike([seen.calls[i] for i in read]) is None:
-        branch = find_branches(model, seen, read, ends, candidates(survey, size, seen.images.shape[1]), size)
-        if branch is not None:
-            return replace(branch, footprint=footprint(seen))
+    branch = branch_of(model, seen, read, ends, size) if separate is not None and given is None else None
+    if branch is not None:
+        return replace(branch, footprint=footprint(seen))
     first = seen.calls[read[0]] if read else None
     places = find_places(model, seen, read[0], size) if first is not None else None
     found = given or placed(seen, first, places, size)
@@ -143,6 +142,15 @@ def read_geometry(
     pooled = pool is not None or (given is not None and is_pooled(seen, found, layers[-1]))
     split = any(seen.calls[i].parts > 1 for i in layers)  # no run can end between the parts of a layer
     return replace(found, pooled=pooled, pool=pool, calls=None if pooled or split else layers[-1] + 1)
+
+
+def branch_of(model: Network, seen: Seen, read: list[int], ends: list[Tensor], size: tuple[int, int]) -> Layout | None:
+    """The layout of one of several branches, if the network has such."""
+    if seen.count < 2 or not seen.images.requires_grad or seen.survey.mixed:
+        return None
+    if unlike([seen.calls[i] for i in read]) is not None or without_weights(seen) is not None:
+        return None
+    return find_branches(model, seen, read, ends, candidates(seen.survey, size, seen.images.shape[1]), size)
 
 
 def footprint(seen: Seen) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -68,3 +70,26 @@ class Views:
         sources = [source for part in parts for source in part.sources]
         numbers = [number for part in parts for number in part.numbers or range(len(part))]
         return cls(sources, parts[0].seen_by, numbers, [stamp for part in parts for stamp in part.stamps])
+
+
+# ------------------------------------------------------- maps of images of different sizes: NaN beyond the smaller
+
+
+def together(maps: Sequence[Tensor]) -> Tensor:
+    """Maps [b … h w] of several batches as one tensor."""
+    high, wide = (max(one.shape[axis] for one in maps) for axis in (-2, -1))
+    more = [(0, wide - one.shape[-1], 0, high - one.shape[-2]) for one in maps]
+    return torch.cat([F.pad(one, beyond, value=torch.nan) if any(beyond) else one for one, beyond in zip(maps, more)])
+
+
+def differ(maps: Tensor) -> bool:
+    """Whether these are maps of different sizes (no map itself ends in NaN)."""
+    return bool(maps[..., -1, -1].isnan().any())
+
+
+def own_part(maps: Tensor) -> Tensor:
+    """The same without rows and columns that lie beyond all of them."""
+    if not differ(maps):
+        return maps
+    inside = ~maps.isnan().flatten(0, -3).all(0)  # [h w]
+    return maps[..., : int(inside.any(1).sum()), : int(inside.any(0).sum())]
