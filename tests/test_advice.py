@@ -79,8 +79,7 @@ def test_too_few_images_are_said_to_be_too_few(photos: Path) -> None:
 def test_windowed_models_are_judged_by_hiding(photos: Path) -> None:
     found = vitreous.advise(zoo.model("timm Swin"), photos, methods=["gradcam", "input_x_gradient", "rollout"])
     assert found.board.plan.metrics["srg"].values["by"] == "pixels"
-    assert {one.method for one in found.contenders} == {"gradcam", "input_x_gradient"}
-    assert any("rollout" in note for note in found.board.failures())
+    assert {one.method for one in found.contenders} == {"gradcam", "input_x_gradient", "rollout"}
 
 
 def test_only_faithfulness_decides(photos: Path) -> None:

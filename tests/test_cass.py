@@ -140,7 +140,9 @@ def test_scores_depend_on_image_class_and_seed_not_on_the_batch(name: str) -> No
 
 
 def test_models_without_token_attention_or_classes_are_refused() -> None:
-    with pytest.raises(Unsupported, match="cass_attention needs token attention; timm-swin attends in 7×7 windows"):
+    with pytest.raises(
+        Unsupported, match="cass_attention needs attention between all tokens; timm-swin attends in 7×7 windows"
+    ):
         vitreous.cass(zoo.model("timm Swin"), zoo.images("timm Swin", 1))
     with pytest.raises(TargetError, match="has no classifier"):
         vitreous.cass(zoo.model("open_clip ViT-B-32"), zoo.images("open_clip ViT-B-32", 1))
@@ -281,7 +283,7 @@ def test_swin_is_refused_on_the_command_line(run: Run, tmp_path: Path, monkeypat
     monkeypatch.setattr(arguments, "load_model", lambda *_: Model(zoo.network("timm Swin"), name="swin"))
     code, _, err = run(photo(tmp_path / "a.png"))
     assert code == 2
-    assert err.startswith("error: cass_attention needs token attention; swin attends in 7×7 windows. Try ")
+    assert err.startswith("error: cass_attention needs attention between all tokens; swin attends in 7×7 windows. Try ")
 
 
 @pytest.mark.parametrize(

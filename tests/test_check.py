@@ -86,11 +86,13 @@ def test_every_field_of_a_layout_is_told() -> None:
 def test_a_refused_model_says_why() -> None:
     found = check(zoo.model("timm Swin"), zoo.images("timm Swin", 2), seconds=30.0)
     assert found.right, found.problems
-    assert {"attention", "gae", "token_ablation"} <= set(found.of("refused"))
-    assert {"gradient", "gradcam"} <= set(found.of("works"))
+    assert {"attention_flow", "value_zeroing", "token_ablation"} <= set(found.of("refused"))
+    assert {"attention", "gae", "gradient", "gradcam"} <= set(found.of("works"))
     text = str(found)
-    assert "needs token attention; timm-swin attends in 7×7 windows" in " ".join(text.split())
-    assert text.count("needs token attention") == 1, "methods with the same reason stand together"
+    assert "needs attention between all tokens; timm-swin attends in 7×7 windows" in " ".join(text.split())
+    assert " ".join(text.split()).count("needs attention between all tokens") == 1, (
+        "methods with the same reason stand together"
+    )
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -569,17 +569,17 @@ def test_wrong_weights_name_the_keys(run: Run, tmp_path: Path) -> None:
     assert "unexpected other" in said
 
 
-def test_windowed_models_are_refused_with_advice(
+def test_models_that_attend_between_channels_are_refused_with_advice(
     run: Run, few: dict[str, Method], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swin = Model(zoo.network("timm Swin"), cropped((56, 56), *IMAGENET), name="swin")
-    monkeypatch.setattr(arguments, "load_model", lambda *_: swin)
+    xcit = Model(zoo.network("timm XCiT"), cropped((64, 64), *IMAGENET), name="xcit")
+    monkeypatch.setattr(arguments, "load_model", lambda *_: xcit)
     path = photo(tmp_path / "a.png")
     said = run("explain", path, "-x", "centre,rollout").error
-    assert said.startswith("rollout needs token attention; swin attends in 7×7 windows. Try ")
+    assert said.startswith("rollout needs token attention; xcit attends between channels, not between tokens. Try ")
     result = run("explain", path, "-x", "all")
     assert result.code == 0
-    assert "note: without rollout: rollout needs token attention; swin attends in 7×7 windows" in result.err
+    assert "note: without rollout: rollout needs token attention; xcit attends between channels" in result.err
     assert "centre" in result.out.splitlines()[-1]
 
 

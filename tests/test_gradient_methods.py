@@ -370,7 +370,7 @@ def test_the_value_part_is_proportional_to_attention() -> None:
 def test_split_goes_with_the_vanilla_variant_and_token_attention() -> None:
     with pytest.raises(OptionError, match="split=value works with variant=vanilla"):
         vitreous.explain(zoo.model("timm ViT"), zoo.images("timm ViT"), "cdam", 1, split="value", variant="smooth")
-    with pytest.raises(Unsupported, match=r"split needs token attention; .* attends in 7×7 windows"):
+    with pytest.raises(Unsupported, match=r"split needs attention between all tokens; .* attends in 7×7 windows"):
         vitreous.explain(zoo.model("timm Swin"), zoo.images("timm Swin"), "cdam", 1, split="value")
 
 

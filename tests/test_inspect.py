@@ -530,7 +530,9 @@ def test_files_hold_everything(tmp_path: Path) -> None:
 
 def test_what_cannot_be_looked_at() -> None:
     for name, view in VIEWS.items():
-        with pytest.raises(Unsupported, match=rf"inspect {name.split()[0]} needs token attention; timm-swin"):
+        with pytest.raises(
+            Unsupported, match=rf"inspect {name.split()[0]} needs attention between all tokens; timm-swin"
+        ):
             view(zoo.model("timm Swin"), zoo.images("timm Swin", 1))
     with pytest.raises(InputError, match="one image at a time, not at 2"):
         inspect.heads(zoo.model("timm ViT"), zoo.images("timm ViT", 2))

@@ -67,7 +67,6 @@ def test_pooled_readout_is_the_pools_own_row(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("timm Swin", "attends in 7×7 windows"),
         ("timm XCiT", "attends between channels"),
     ],
 )

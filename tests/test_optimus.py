@@ -113,5 +113,5 @@ def test_other_judges() -> None:
         vitreous.explain(model, images, "optimus", 1, metric="sparsity")
     with pytest.raises(OptionError, match="unknown metric"):
         vitreous.explain(model, images, "optimus", 1, metric="token_delection")
-    with pytest.raises(Unsupported, match="token attention"):
+    with pytest.raises(Unsupported, match="attention between all tokens"):
         vitreous.explain(zoo.model("timm Swin"), zoo.images("timm Swin", 1), "optimus", 1)

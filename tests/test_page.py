@@ -651,7 +651,7 @@ def test_cancel_and_options(visit: Callable[..., Any]) -> None:
 
 
 def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
-    page = visit("method=cdam&method=attention&model=timm-Swin", ready=".failed .problem")
+    page = visit("method=cdam&method=attention_flow&model=timm-Swin", ready=".failed .problem")
     assert "attention" in page.locator(".failed .problem").inner_text()
     shot(page, "problem")
     page.set_input_files("#file", {"name": "note.png", "mimeType": "image/png", "buffer": b"no picture"})

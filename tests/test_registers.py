@@ -346,7 +346,7 @@ def test_wrong_options_are_named(call: Callable[[Model], Any], said: str) -> Non
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("timm Swin", "needs token attention; timm-swin attends in 7×7 windows"),
+        ("timm Swin", "needs attention between all tokens; timm-swin attends in 7×7 windows"),
         ("timm BEiT", "uses its tokens in other ways than attention between them, so no register can be added"),
         ("flat heads", "does not keep each layer in a module of its own"),
     ],

@@ -362,12 +362,12 @@ def test_pictures_of_several_sizes(album: Path, tmp_path: Path) -> None:
 def test_what_no_method_can_do_is_said_before(album: Path, tmp_path: Path) -> None:
     swin = zoo.model("timm Swin")
     for kind in ("cass", "spread"):
-        with pytest.raises(Unsupported, match="needs token attention"):
+        with pytest.raises(Unsupported, match="needs attention between all tokens"):
             run_study(kind, album, swin, tmp_path)
-    with pytest.raises(Unsupported, match="rollout needs token attention"):
-        run_study("maps", album, swin, tmp_path, methods="rollout,random")
+    with pytest.raises(Unsupported, match="attention_flow needs attention between all tokens"):
+        run_study("maps", album, swin, tmp_path, methods="attention_flow,random")
     assert not list(tmp_path.iterdir())
-    found = run_study("maps", album, swin, tmp_path, methods="rollout,gradient", limit=2).to_pandas()
+    found = run_study("maps", album, swin, tmp_path, methods="attention_flow,gradient", limit=2).to_pandas()
     assert list(found["error"].notna()) == [True, False, True, False]
 
 

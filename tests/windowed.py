@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -105,8 +106,8 @@ def sam() -> Made:
 def levit() -> Made:
     from timm.models.levit import Levit
 
-    net = Levit(img_size=64, num_classes=5, embed_dim=(32, 32, 48), key_dim=8, depth=(1, 1, 1), num_heads=(2, 2, 3))
-    return net, (64, 64)
+    net = Levit(img_size=128, num_classes=5, embed_dim=(32, 32, 48), key_dim=8, depth=(1, 1, 1), num_heads=(2, 2, 3))
+    return net, (128, 128)
 
 
 def hugging(kind: str, size: int = 64, **options: Any) -> Callable[[], Made]:
@@ -138,7 +139,7 @@ STAGED: dict[str, Callable[[], Made]] = {
     "HF Swinv2": hugging("Swinv2", image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4),
     "HF Hiera": hugging("Hiera", image_size=[64, 64], embed_dim=16, depths=[1, 1, 2, 1], num_heads=[1, 2, 4, 8]),
     "HF PVT": hugging(
-        "Pvt", image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 2, 4]
+        "Pvt", 128, image_size=128, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 2, 4]
     ),
     "HF PVTv2": hugging(
         "PvtV2", image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 2, 4]
@@ -165,3 +166,9 @@ def model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Model, Tensor]
     net, size = network(name, dtype)
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(5)).to(dtype)
     return Model(net, name=name.lower()), images
+
+
+@cache
+def kept(name: str) -> tuple[Model, Tensor]:
+    """The same in double precision, made once."""
+    return model(name, torch.float64)

@@ -32,6 +32,7 @@ class Entry:
     blocks: bool = True  # are its layers modules of their own?
     channels: int = 3
     merges: bool = False  # are patches merged between its layers?
+    stages: bool = False  # can attention be followed through its windows or pooled keys?
 
 
 def timm(name: str, **options: Any) -> Callable[[], Any]:
@@ -188,7 +189,7 @@ ZOO: dict[str, Entry] = {
     "timm SigLIP": Entry(timm("vit_base_patch16_siglip_224"), **SQUARE, prefix=0, readout="pool"),
     "timm Swin": Entry(
         timm("swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 2), depth=None),
-        (56, 56), (14, 14), 0, (), flow=False, merges=True,
+        (56, 56), (14, 14), 0, (), flow=False, merges=True, stages=True,
     ),
     "timm CaiT": Entry(
         timm("cait_xxs24_224", depth=2, mlp_ratio=2.0, init_values=1.0),

@@ -21,8 +21,7 @@ from vitreous.errors import InputError, Unsupported
 from vitreous.images import pictures
 from vitreous.models.model import Model
 from vitreous.models.origin import Origin
-from vitreous.registry import METHODS
-from vitreous.trace.apply import as_images, as_model, of_model, why_not
+from vitreous.trace.apply import as_images, as_model, between_all, of_model
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.version import VERSION
@@ -146,9 +145,9 @@ def looking(model: AnyModel, image: Any, view: str) -> Iterator[Seen]:
 
 def refuse_view(trace: Trace, view: str) -> None:
     """Raise if attention cannot be followed through the model."""
-    said = why_not(trace.layout, trace.model.name, METHODS["attention"])
+    said = between_all(trace.layout, trace.model.name, f"inspect {view}")
     if said is not None:
-        raise Unsupported(said.replace("attention needs", f"inspect {view} needs", 1))
+        raise Unsupported(said)
 
 
 def numbers(values: Tensor) -> np.ndarray:

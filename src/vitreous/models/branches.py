@@ -21,20 +21,18 @@ from torch import Tensor
 
 from vitreous.errors import ModelError
 from vitreous.models.layout import Layout
-from vitreous.models.stages import Stage
-from vitreous.models.stages_run import (
+from vitreous.models.stage_places import (
     Placed,
     Step,
     Unplaced,
     by_image,
-    find_step,
-    merged_grids,
     own_grids,
     place_by_earlier,
     place_made,
     run_unmixed,
-    slots_at,
 )
+from vitreous.models.stages import Stage
+from vitreous.models.stages_run import find_step, merged_grids, slots_at
 from vitreous.models.survey_run import Network, Seen, gradient, noise_images
 from vitreous.models.token_places import Grid, even
 

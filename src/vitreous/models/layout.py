@@ -72,6 +72,22 @@ class Layout:
         return self.stages[-1].places if self.stages else self.tokens
 
     @property
+    def last_stage(self) -> int:
+        """The first layer whose tokens are those that the classifier reads."""
+        asked = [int(stage.queries.real.sum()) for stage in self.stages]
+        return max((i + 1 for i, count in enumerate(asked) if count != asked[-1]), default=0)
+
+    def in_order(self, read: Row) -> Row:
+        """What each place of the last layer has, in the order of the model's own tokens."""
+        if not self.stages:
+            return read
+        order = list(self.orders[read.shape[1]][1])
+        special = sorted(set(range(read.shape[1])) - set(order))
+        found = torch.empty_like(read)
+        found[:, special + order] = read
+        return found
+
+    @property
     def reads_special(self) -> bool:
         """Whether the classifier reads no patch."""
         return max(self.readout, default=0) < self.stages[-1].special if self.stages else False

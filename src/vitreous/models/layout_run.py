@@ -109,14 +109,16 @@ def read_geometry(
         several = several_reads(seen, blocks, len(layers), ends, found.tokens)
         obstacle, reads = (several, ()) if isinstance(several, Obstacle) else (None, several)
         found = replace(found, reads=reads)
-    staged = (
-        None if obstacle is None or obstacle.separate or obstacle.final else find_staged(model, seen, read, flow, size)
-    )
-    if staged is not None:
+    closed = obstacle is None or obstacle.separate or obstacle.final
+    staged = None if closed else find_staged(model, seen, read, flow, size)
+    if isinstance(staged, str) and obstacle is not None:
+        obstacle = obstacle if "channels" in obstacle.said else replace(obstacle, said=f"{obstacle.said} and {staged}")
+    if isinstance(staged, Found):
         ways = [step.met for step in staged.steps]
         blocks = blocks_of(model.module, [step.call for step in staged.steps])
         found = of_stages(staged, ends, seen.count)
-        obstacle = other_shapes([step.call for step in staged.steps], found.tokens, seen.count)
+        calls = [found.arranged(step.call, seen.count) for step in staged.steps]
+        obstacle = other_shapes(calls, found.tokens, seen.count)
     if obstacle is not None and obstacle.separate:
         ways = []
     once, flat = blocks if seen.blocks.run_once(blocks) else (), seen.blocks.flat(blocks)
@@ -133,7 +135,7 @@ def read_geometry(
         footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
-    if staged is not None:
+    if isinstance(staged, Found):
         return replace(found, orders=staged.orders, calls=staged.numbers[-1] + 1)
     if obstacle is not None:
         return replace(found, orders=find_orders(model, found, survey, size) if found.entries else {})
@@ -269,14 +271,15 @@ def stages(grid: Grid, others: Sequence[Grid]) -> list[Grid]:
 # -------------------------------------------------------------------------------------- windows and merged patches
 
 
-def find_staged(model: Network, seen: Seen, read: list[int], flow: DataFlow, size: tuple[int, int]) -> Found | None:
-    """The stages of a model whose layers differ in their tokens, if they can be measured."""
+def find_staged(
+    model: Network, seen: Seen, read: list[int], flow: DataFlow, size: tuple[int, int]
+) -> Found | str | None:
+    """The stages of a model whose layers differ in their tokens, or why they cannot be measured; None: not asked."""
     if not flow.known or not seen.images.requires_grad or seen.count == 1 or seen.survey.mixed or not read:
         return None
     if unlike([seen.calls[number] for number in read]) is not None:
         return None
-    found = find_stages(model, seen, read, flow, candidates(seen.survey, size, seen.images.shape[1]), size)
-    return None if isinstance(found, str) else found
+    return find_stages(model, seen, read, flow, candidates(seen.survey, size, seen.images.shape[1]), size)
 
 
 def of_stages(staged: Found, ends: list[Tensor], images: int) -> Layout:

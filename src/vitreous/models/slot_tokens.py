@@ -75,16 +75,16 @@ def derivative(made: Tensor, source: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda direction: torch.autograd.grad(back, [ask], direction, retain_graph=True)[0].double()
 
 
-def centres(made: Tensor, source: Tensor, weights: Sequence[Tensor], axis: int) -> list[Tensor]:
+def centres(made: Tensor, source: Tensor, weights: Sequence[Tensor], axis: int, times: int = 1) -> list[Tensor]:
     """The mean of each of some numbers of the source, for every index of one axis of what is made of it.
 
-    `weights`: the numbers, NaN where the source does not count; NaN: made of nothing that counts.
+    `weights`: the numbers, NaN where the source does not count; NaN: made of nothing that counts. `times`: as exact.
     """
     forwards = derivative(made, source)
     random = torch.Generator().manual_seed(5)
     energy, sums = torch.zeros(()), [torch.zeros(())] * len(weights)
     others = [i for i in range(made.ndim) if i != axis % made.ndim]
-    for _ in range(max(1, DRAWS // made.shape[-1])):
+    for _ in range(times * max(1, DRAWS // made.shape[-1])):
         along = torch.randn(source.shape, generator=random).to(source) * ~weights[0].isnan()
         plain = forwards(along)
         energy = energy.to(plain) + plain.square().sum(others)

@@ -152,6 +152,11 @@ class Stage:
         """Whether query and key are both tokens, and no padding."""
         return (self.queries.real[:, :, None] & self.keys.real[:, None, :]).to(device)
 
+    def asking(self, count: int, like: Tensor) -> int | Float[Tensor, "BW 1"]:
+        """How many of a window's `count` queries are tokens."""
+        real = self.queries.real.sum(1, keepdim=True).clamp_min(1).to(like)
+        return real.repeat(len(like) // len(real), 1)
+
     def key_mask(self, row: Keys | Queries) -> Bool[Tensor, "BW m"] | None:
         """Whether each key is a token, for as many windows as this row has; None if none is padding."""
         real = self.keys.real
@@ -200,6 +205,9 @@ class Plain(Stage):
 
     def unmoved(self, carried: Behind) -> Places:
         return carried
+
+    def asking(self, count: int, like: Tensor) -> int | Float[Tensor, "BW 1"]:
+        return count
 
 
 PLAIN = Plain()

@@ -142,8 +142,14 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
     shown = [m.name for m in (*followed, *able) if m.family != "control"] or [m.name for m in able]
     needed = "tokens that enter an attention"
     if declared.attention:
-        needed = "every token to attend to all tokens in every layer" if layout.stages else "token attention"
+        needed = "attention between all tokens" if layout.stages else "token attention"
     return f"{declared.name} needs {needed}; {name} {obstacle}. Try {one_of(shown[:4])}."
+
+
+def between_all(layout: Layout, name: str, what: str) -> str | None:
+    """A sentence on why something else than a method, which needs attention between all tokens, does not work."""
+    said = why_not(layout, name, replace(METHODS["attention"], stages=False))
+    return None if said is None else said.replace("attention needs", f"{what} needs", 1)
 
 
 def choose(trace: Trace, target: Any, declared: Method) -> Target:

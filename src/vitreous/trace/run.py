@@ -60,6 +60,7 @@ class Run:
     leave: Edit | None = None  # applied to the tokens that leave the last block
     count: int | None = None  # the number of images after `enter` or `leave`
     extend: Extend | None = None  # rows to append after the last block
+    extend_since: int = 0  # the first layer whose tokens it is given
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @classmethod
@@ -98,9 +99,9 @@ class Run:
         """Change the tokens that leave the last block to those of `count` images, of any number of tokens."""
         return replace(self, leave=change, count=count)
 
-    def extended(self, extend: Extend) -> Run:
-        """Append rows made from the outputs of all blocks after the last one; no gradient passes between blocks."""
-        return replace(self, extend=extend)
+    def extended(self, extend: Extend, since: int = 0) -> Run:
+        """Append rows made from the outputs of the blocks from layer `since` on; no gradient passes between these."""
+        return replace(self, extend=extend, extend_since=since)
 
     def inside(self, context: Callable[[], AbstractContextManager[Any]]) -> Run:
         """Run within a context of our own hooks (foreign hooks require complete forward passes)."""
@@ -158,7 +159,7 @@ def perform(model: Model, layout: Layout, images: Images, how: Run, autocast: bo
         if how.leave is not None:
             stack.callback(leaving(model, layout, how.leave).remove)
         if how.extend is not None:
-            stack.enter_context(extending(model, layout, how.extend))
+            stack.enter_context(extending(model, layout, how.extend, how.extend_since))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
@@ -236,10 +237,10 @@ def leaving(model: Model, layout: Layout, change: Edit) -> RemovableHandle:
     return last.register_forward_hook(own_thread(replaced))
 
 
-def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
+def extending(model: Model, layout: Layout, extend: Extend, since: int) -> ExitStack:
     """Hooks that collect the output of every block, detach blocks from each other, and append rows after the last."""
-    blocks = [block_of(model, layout, i) for i in range(layout.layers)]
-    taken: list[Tensor] = []  # [B N D] each
+    blocks = [block_of(model, layout, i) for i in range(since, layout.layers)]
+    taken: list[Tensor] = []  # [B N D] or [B h w D] each
     sent: list[Tensor] = []
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -249,6 +250,8 @@ def extending(model: Model, layout: Layout, extend: Extend) -> ExitStack:
 
     def note(module: nn.Module, args: Any, out: Any) -> Any:
         stream = out[0] if isinstance(out, tuple) else out
+        if not isinstance(stream, Tensor):
+            raise Unsupported(f"{model.name} does not pass its tokens from block to block, which this method needs")
         taken.append(stream.movedim(layout.batch_axis, 0))
         if len(taken) < len(blocks):
             onward = stream.detach().requires_grad_()

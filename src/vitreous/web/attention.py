@@ -15,7 +15,7 @@ from vitreous.attribution import attribute
 from vitreous.capture.attention import Attention
 from vitreous.errors import OptionError, Unsupported
 from vitreous.registry import METHODS
-from vitreous.trace.apply import why_not
+from vitreous.trace.apply import between_all
 from vitreous.trace.tokens import (
     one_head,
     one_token,
@@ -50,9 +50,9 @@ def quietly(work: Callable[[Trace], Response], trace: Trace) -> Response:
 
 async def followable(engine: Engine, served: engines.Served, image: str) -> Trace:
     trace = await engine.seen(served, image)
-    said = why_not(trace.layout, served.name, METHODS["attention"])
+    said = between_all(trace.layout, served.name, "this")
     if said is not None:
-        raise Unsupported(said.replace("attention needs", "this needs", 1))
+        raise Unsupported(said)
     return trace
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.attribution import attribute
-from vitreous.errors import OptionError, one_of
+from vitreous.errors import OptionError, Unsupported, one_of
 from vitreous.evaluation.study.columns import codes, joined, table_of
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene
@@ -22,6 +22,7 @@ from vitreous.images.readers import from_jpeg
 from vitreous.methods.attention.head_similarity import head_maps
 from vitreous.models.model import Model
 from vitreous.registry import METHODS
+from vitreous.trace.apply import between_all
 
 if TYPE_CHECKING:
     import pyarrow
@@ -59,6 +60,9 @@ class Spread(Kind):
         return {"entropy": pa.float32(), "layer_entropy": pa.list_(pa.float32())}
 
     def check(self, model: Model) -> list[str]:
+        said = between_all(model.layout, model.name, "study spread")
+        if said is not None:
+            raise Unsupported(said)
         return check_methods(["attention"], model)
 
     def work(self, scene: Scene) -> dict[str, Outcome]:

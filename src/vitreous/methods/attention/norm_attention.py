@@ -1,16 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
-from vitreous.capture.attention import widen
-from vitreous.capture.attention_backward import step
+from vitreous.capture.attention import sum_of, widen
+from vitreous.capture.attention_backward import split, step
 from vitreous.errors import Unsupported
+from vitreous.methods.attention.attention import read_behind
 from vitreous.methods.attention.value_runs import Layer, Projection, need_blocks, record
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -18,7 +19,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Keys, Map, Row, Weights
 
 
-@method(cite="kobayashi2020attention", attention=True)
+@method(cite="kobayashi2020attention", attention=True, stages=True)
 def norm_attention(
     trace: Trace,
     target: Target,
@@ -35,11 +36,16 @@ def norm_attention(
     normalised, ρᵀ Π_l (S⁽ˡ⁾ + I)/2, with `residual` ρᵀ Π_l S⁽ˡ⁾
     """
     numbers = list(range(trace.layout.layers)) if layer is None else [trace.layer_number(layer)]
+    if residual and trace.layout.stages:
+        said = f"{trace.model.name} {trace.layout.obstacle}. Try norm_attention without it, or rollout."
+        raise Unsupported(f"norm_attention with residual needs attention between all tokens; {said}")
     if residual:
         need_blocks(trace, "norm_attention with residual", "norm_attention without it, or rollout")
     layers = record(trace, trace.images, numbers if residual else None)
     carried: Row = trace.readout.to(layers[numbers[0]].attention.wide)  # [B N]
     tokens = trace.read_tokens
+    if trace.layout.stages:
+        return staged(trace, layers, numbers, layer is None)
     for number in reversed(numbers):
         moved = torch.zeros_like(carried)
         for rows, s in norms(trace, layers[number], residual, tokens):
@@ -52,6 +58,30 @@ def norm_attention(
     return trace.map(carried)
 
 
+def staged(trace: Trace, layers: dict[int, Layer], numbers: list[int], product: bool) -> Map:
+    """The same where tokens attend in windows or over pooled keys: a product of layers, or one layer's own row."""
+    carried = read_behind(trace, numbers[-1]).to(layers[numbers[-1]].attention.wide)
+    for number in reversed(numbers):
+        stage = trace.layout.stage(number)
+        row = stage.gather(carried)
+        real = stage.key_mask(row)
+        parts = ((slice(None), rows, s) for rows, s in norms(trace, layers[number], False))
+        if product:
+            carried = stage.onward(carried, *split(row, normalised(parts, real), 0.5, real))
+        else:
+            carried = stage.scatter_keys(sum_of(torch.einsum("bn,bnm->bm", row[:, rows], s) for _, rows, s in parts))
+    return trace.map(carried, numbers[0])
+
+
+def normalised(
+    parts: Iterable[tuple[slice, slice | list[int], Tensor]], real: Bool[Tensor, "B M"] | None
+) -> Iterator[tuple[slice, slice | list[int], Tensor]]:
+    """Rows of S that sum to one over the keys that are tokens."""
+    for images, rows, s in parts:
+        s = s if real is None else s * real[images, None]
+        yield images, rows, s / s.sum(-1, keepdim=True).clamp_min(1e-30)
+
+
 def norms(
     trace: Trace, layer: Layer, residual: bool, tokens: list[int] | None = None
 ) -> Iterator[tuple[slice | list[int], Float[Tensor, "B n M"]]]:
@@ -60,7 +90,8 @@ def norms(
     if projection is None:
         raise Unsupported(
             f"norm_attention needs an output projection directly after the attention; {call.name or trace.model.name} "
-            f"has another operation in between (a norm, a gate). Try value_zeroing or rollout."
+            f"has another operation in between (a norm, a gate). "
+            f"Try {'rollout' if trace.layout.stages else 'value_zeroing or rollout'}."
         )
     products = gram(projection, call.v)
     for rows, a in call.chunks(tokens):

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from vitreous.capture.attention import Attention, near, widen
 from vitreous.capture.capture import Capture, Enough
 from vitreous.errors import CaptureError, Unsupported
+from vitreous.models.layout import Layout
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Images, Tokens
 
@@ -104,9 +105,9 @@ def first(out: Any) -> Tensor:
 class Projections(TorchFunctionMode):
     """Records what uses the output of each attention directly: a linear layer, or an addition to the tokens."""
 
-    def __init__(self, seen: Capture) -> None:
+    def __init__(self, seen: Capture, layout: Layout | None = None) -> None:
         super().__init__()
-        self.seen = seen
+        self.seen, self.layout = seen, layout
         self.found: dict[Attention, list[Projection]] = {}
         self._flat: tuple[Attention, Tensor] | None = None
 
@@ -132,14 +133,26 @@ class Projections(TorchFunctionMode):
         """Whether this is the output of the last attention, heads concatenated."""
         call = self.seen.calls[-1]
         if self._flat is None or self._flat[0] is not call:
-            self._flat = call, side_by_side(call.out)
+            staged = self.layout is not None and self.layout.is_layer(call, self.seen.images)
+            arranged = self.layout.arranged(call, self.seen.images) if staged and self.layout else call
+            self._flat = call, side_by_side(arranged.out)
         flat = self._flat[1]
+        if self.layout is not None and self.layout.stages:
+            return isinstance(x, Tensor) and x is not call.node and has_rows(x, flat)
         if not isinstance(x, Tensor) or x.numel() != flat.numel() or x.dtype != flat.dtype:
             return False
         b, n, _ = flat.shape
         if x.shape[-1] != flat.shape[-1]:
             return False
         return torch.equal(x.reshape(flat.shape), flat) or torch.equal(x.reshape(n, b, -1).transpose(0, 1), flat)
+
+
+def has_rows(x: Tensor, flat: Float[Tensor, "B N width"]) -> bool:
+    """Whether these are rows of the other, in any order, all of them or without padding."""
+    width = flat.shape[-1]
+    if x.shape[-1] != width or x.dtype != flat.dtype or not 0 < x.numel() <= flat.numel():
+        return False
+    return all(bool(torch.isin(x[..., i], flat[..., i]).all()) for i in (0, width // 2, width - 1))
 
 
 def side_by_side(heads: Heads) -> Float[Tensor, "B N width"]:
@@ -188,7 +201,7 @@ def record(
                 stack.callback(hook.remove)
         stack.enter_context(suppress(Enough))
         seen = Capture(still.names, len(images), since=since)
-        readers = Projections(seen)
+        readers = Projections(seen, layout)
         if projections:
             stack.enter_context(readers)
         stack.enter_context(seen)
@@ -197,7 +210,10 @@ def record(
     if not calls:
         raise trace.no_layers()
     exact = calls[0].v.dtype == calls[0].wide
-    return {i: Layer(call, readers.found.get(call, []), exact, blocks.get(i)) for i, call in enumerate(calls, since)}
+    return {
+        i: Layer(layout.arranged(call, len(images)), readers.found.get(call, []), exact, blocks.get(i))
+        for i, call in enumerate(calls, since)
+    }
 
 
 def watch(module: nn.Module, number: int, blocks: dict[int, Block], axis: int, ends: bool) -> list[Any]:

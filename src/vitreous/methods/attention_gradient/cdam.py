@@ -132,7 +132,8 @@ def split_grad(trace: Trace, target: Target, split: str) -> tuple[Tensor, Tensor
     record = trace.cut()
     if trace.layout.obstacle is not None or not record.layers:
         raise Unsupported(
-            f"cdam.split needs token attention; {trace.model.name} {trace.layout.obstacle}. Try split=total."
+            f"cdam.split needs attention between all tokens; {trace.model.name} {trace.layout.obstacle}. "
+            "Try split=total."
         )
     layer = record.layers[-1]
     (dout,) = gradients(trace.score(target, record), [layer.node])

@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import sum_of
+from vitreous.errors import Unsupported
 from vitreous.methods.common import GradientRules, table_of
 from vitreous.registry import method
 from vitreous.trace.ruled import mode
@@ -17,7 +18,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="bousselham2025legrad", targeted=True, attention=True, replays=True, quick=True)
+@method(cite="bousselham2025legrad", targeted=True, attention=True, stages=True, replays=True, quick=True)
 def legrad(
     trace: Trace,
     target: Target,
@@ -31,31 +32,56 @@ def legrad(
     """The patches to which more attention would raise the score, averaged over all layers; use it to outline the object
     of a class or a text.
 
-    1/L Σ_l mean over heads and queries of (∂s_l/∂A⁽ˡ⁾)⁺, s_l = head(pool(tokens after block l))
+    1/L Σ_l mean over heads and queries of (∂s_l/∂A⁽ˡ⁾)⁺, s_l = head(pool(tokens after block l)), l over all layers, in
+    models with stages over those of the last, whose tokens the classifier can read
     """
     count = len(trace)
-    read = trace.readout
+    first = trace.layout.last_stage
 
     def pooled(tokens: tuple[Tensor, ...]) -> Tensor:
         """Rows appended to the batch: for each layer, identical tokens, so that any classifier receives their pool."""
-        alike = [t.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", read.to(t), t) for t in tokens]
-        return torch.cat([one[:, None].expand_as(t) for one, t in zip(alike, tokens)])
+        rows = []
+        for t in tokens:
+            axis = channels(trace, t)
+            flat = t.movedim(axis, -1).flatten(1, -2)  # [B N D]
+            one = flat.mean(1) if pool == "mean" else torch.einsum("bn,bnd->bd", own_readout(trace, flat), flat)
+            rows.append(one.view(len(t), *[1] * (t.ndim - 2), -1).movedim(-1, axis).expand_as(t))
+        return torch.cat(rows)
 
     def run() -> tuple[Finished, tuple[Finished, Rules | None]]:
         """The forward pass for the images themselves, and with the rows of every layer."""
         leaf = trace.images.detach().clone().requires_grad_()
         with mode(trace, table_of(rules)) as ruled:
-            whole = trace.run(leaf, Run.from_pixels().extended(pooled))
+            whole = trace.run(leaf, Run.from_pixels().extended(pooled, since=first))
         return rows_of_run(whole, slice(count)), (whole, ruled)
 
     record, ruled = trace.kept(f"legrad, {pool}, {rules}", run)[1]
     fixed = target.fix(trace.output)
-    scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(record.layers) + 1)]
-    grads = gradients(scores, [layer.node for layer in record.layers])
+    layers = record.layers[first:]
+    scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, len(layers) + 1)]
+    grads = gradients(scores, [layer.node for layer in layers])
     if ruled is not None:
         warn_of(ruled, trace.model.module, trace.model.name)
     maps = []
-    for layer, grad in zip(record.layers, grads):
+    for number, (layer, grad) in enumerate(zip(layers, grads), first):
         pushed = sum_of(layer.weights_grad(grad, i).clamp_min_(0).sum(2) for i in layer.spans())  # [B H M]
-        maps.append(trace.map(pushed.mean(1) / layer.shape[2]))
+        stage = trace.layout.stage(number)
+        maps.append(trace.map(stage.scatter_keys(pushed.mean(1) / stage.asking(layer.shape[2], pushed)), number))
     return torch.stack(maps).mean(0)
+
+
+def channels(trace: Trace, tokens: Tensor) -> int:
+    """The axis of the channels in what a block returns: the last, or the first of [B D h w]."""
+    stages = trace.layout.stages
+    first = tokens.ndim == 4 and bool(stages) and tokens.shape[-2:] == stages[-1].grid != tokens.shape[1:3]
+    return 1 if first else -1
+
+
+def own_readout(trace: Trace, tokens: Tensor) -> Tensor:
+    """ρ for tokens in the order of the model."""
+    if trace.layout.read_places != tokens.shape[1]:
+        said = f"{trace.model.name} pools its tokens in its last layer"
+        raise Unsupported(
+            f"legrad with pool=readout needs the tokens that the classifier reads; {said}. Try pool=mean."
+        )
+    return trace.layout.in_order(trace.readout).to(tokens)
