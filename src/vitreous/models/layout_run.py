@@ -129,9 +129,7 @@ def read_geometry(
         layers=len(ways),
         mixed=any(seen.calls[i].mixed for i in layers),
         entries=tuple(met.entry for met in ways if met) if all(ways) else (),
-        sequence_first=any(
-            met is not None and met.tokens.ndim > 2 and met.tokens.shape[0] != seen.count for met in ways
-        ),
+        sequence_first=any(is_sequence_first(met, seen.count) for met in ways),
         footprint=footprint(seen),
         obstacle=None if obstacle is None else obstacle.said,
     )
@@ -153,6 +151,11 @@ def branch_of(model: Network, seen: Seen, read: list[int], ends: list[Tensor], s
     if unlike([seen.calls[i] for i in read]) is not None or without_weights(seen) is not None:
         return None
     return find_branches(model, seen, read, ends, candidates(seen.survey, size, seen.images.shape[1]), size)
+
+
+def is_sequence_first(met: Met | None, images: int) -> bool:
+    """Whether tokens are [N B D]."""
+    return met is not None and met.tokens.ndim > 2 and met.tokens.shape[0] != images
 
 
 def footprint(seen: Seen) -> tuple[int, int]:
