@@ -18,6 +18,7 @@ from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_
 from vitreous.types import Row, Weights
 
 Rows = slice | list[int]
+Edit = Callable[[Tensor], Tensor]
 Chunks = Iterator[tuple[slice, Rows, Tensor, Tensor]]  # images, rows, A [b H n M], A ⊙ ∂y/∂A
 
 

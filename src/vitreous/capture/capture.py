@@ -44,6 +44,7 @@ from vitreous.capture.unfused import (
 )
 
 NORMS = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
+BATCH_NORM = {F.batch_norm, torch.batch_norm}
 SDPA = {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 WHOLE = "_vitreous_whole"  # attribute of some rows of Q or A: all rows, their mask, the row indices (narrowed_block.py)
 WATCHED = SDPA | SOFTMAX | PRODUCTS | CAT | {F.multi_head_attention_forward, F.linear, F.conv2d}
@@ -289,3 +290,18 @@ def products(images: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: 
     (b, c, height, width), (y, x) = images.shape, weight.shape[-2:]
     cut = images.view(b, c, height // y, y, width // x, x).permute(0, 2, 4, 1, 3, 5)  # [B h w 3 y x]
     return F.linear(cut.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
+def normalised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A batch norm whose backward is right.
+
+    On a CPU, torch's is wrong in eval mode for one image if its input or the gradient has the strides of permuted
+    tokens, [1 C h w] with channels last: both are made contiguous.
+    """
+    x, *rest = args or (kwargs.pop("input"),)
+    if x.is_cuda or len(x) != 1 or x.ndim < 3:
+        return func(x, *rest, **kwargs)
+    out = func(x.contiguous(), *rest, **kwargs)
+    if out.requires_grad:
+        out.register_hook(Tensor.contiguous)
+    return out

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import same
-from vitreous.capture.capture import NORMS, Capture, linear_parts
+from vitreous.capture.capture import BATCH_NORM, NORMS, Capture, linear_parts, normalised
 from vitreous.errors import Unsupported
 
-BATCH_NORM = {F.batch_norm, torch.batch_norm}
 Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", n): what the n-th linear layer reads
 
 
@@ -27,21 +26,6 @@ class Unfrozen(TorchFunctionMode):
         if func is torch._C._set_grad_enabled:
             return None
         return normalised(func, args, kwargs or {}) if func in BATCH_NORM else func(*args, **(kwargs or {}))
-
-
-def normalised(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A batch norm whose backward is right.
-
-    On a CPU, torch's is wrong in eval mode for one image if its input or the gradient has the strides of permuted
-    tokens, [1 C h w] with channels last: both are made contiguous.
-    """
-    x, *rest = args or (kwargs.pop("input"),)
-    if x.is_cuda or len(x) != 1 or x.ndim < 3:
-        return func(x, *rest, **kwargs)
-    out = func(x.contiguous(), *rest, **kwargs)
-    if out.requires_grad:
-        out.register_hook(Tensor.contiguous)
-    return out
 
 
 class AtEntries(TorchFunctionMode):

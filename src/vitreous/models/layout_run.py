@@ -32,6 +32,7 @@ from vitreous.models.obstacles import (
     read_chain,
     several_reads,
     unlike,
+    without_weights,
 )
 from vitreous.models.output import Form
 from vitreous.models.patches_run import candidates, find_orders, find_places, placed
@@ -155,7 +156,9 @@ def branch_of(
 ) -> Layout | None:
     """The layout of one of several branches that exchange tokens, if the network is built so."""
     able = seen.count > 1 and not seen.survey.mixed and flow.known and len(size) == 2
-    if not able or model.form is Form.DETECTIONS or unlike([seen.calls[i] for i in read]) is not None:
+    if not able or model.form is Form.DETECTIONS or without_weights(seen) is not None:
+        return None
+    if unlike([seen.calls[i] for i in read]) is not None:
         return None
     cuts = candidates(seen.survey, size, seen.images.shape[1])
     return find_branches(model, seen, read, ends, cuts, (size[-2], size[-1]))
