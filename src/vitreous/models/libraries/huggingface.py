@@ -24,7 +24,14 @@ from vitreous.models.libraries.grids import grid_of, refuse_odd_size, resampled_
 from vitreous.models.libraries.hf_video import frames as frames
 from vitreous.models.libraries.hub import cached, hub
 from vitreous.models.libraries.loading import Filled, Settings, filled, hush, read_weights
-from vitreous.models.libraries.tasks import is_classifier, meaning_of, names_of, said_if_varying, stretches
+from vitreous.models.libraries.tasks import (
+    is_classifier,
+    meaning_of,
+    names_of,
+    said_if_varying,
+    stretches,
+    usual_processor,
+)
 
 PREFIX = "hf"
 PACKAGE = "transformers"
@@ -32,8 +39,6 @@ CHECKPOINTING: tuple[str, ...] = ("gradient_checkpointing",)
 HOOKS: tuple[str, ...] = ("_hf_hook",)  # accelerate's
 PREFIXES: tuple[str, ...] = ()
 CLASSIFIERS = ("classifier", "head", "score")
-# The defaults of their processors are another model's; the published checkpoints were trained on ImageNet's colours.
-PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
 
 
 def owns(net: nn.Module) -> bool:
@@ -175,24 +180,6 @@ def saved_processor(name: str, local: bool) -> Any:
         return AutoImageProcessor.from_pretrained(name, local_files_only=local) if name else None
     except Exception:  # none was saved, or it needs a package that is not installed: use the usual one
         return None
-
-
-def usual_processor(kind: str) -> Any:
-    """The processor that transformers pairs with an architecture, with the colours its models were trained on."""
-    import transformers
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
-
-    named = NAMES.get(kind) or ()
-    names = [named.get("torchvision"), named.get("pil")] if isinstance(named, dict) else list(named)
-    make = next((getattr(transformers, name) for name in names if name and hasattr(transformers, name)), None)
-    try:
-        if make is None or not getattr(make(), "size", None):
-            return None
-    except TypeError:  # it is made from a configuration of another library
-        return None
-    colours = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]} if kind.startswith(PLAIN) else {}
-    scale = {"size": {"shortest_edge": 256}} if make.__name__.startswith("Bit") else {}
-    return make(**colours, **scale)
 
 
 def resized(processor: Any, size: Size) -> Preprocess:

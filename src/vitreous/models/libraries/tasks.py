@@ -1,4 +1,4 @@
-"""What a network of transformers is for, as the name of its class tells."""
+"""What a network of transformers is for, as the name of its class tells, and its usual image processor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import replace
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from vitreous.images.preprocess import IMAGENET
 
 from PIL import Image
 from torch import nn
@@ -18,6 +20,9 @@ TASKS = ("Classification", "Segmentation", "DepthEstimation", DETECTOR)  # of im
 QUERIES = ("UniversalSegmentation", "MaskFormerForInstanceSegmentation")  # classes, weighed by the masks of queries
 
 PROMPTED = re.compile(r"Sam\w{0,2}Model")  # masks for a point or a box
+
+# The defaults of their processors are another model's; the published checkpoints were trained on ImageNet's colours.
+PLAIN = ("deit", "dinov2", "hiera", "swin", "vit_mae", "vit_msn", "focalnet")
 
 
 def is_classifier(made: str) -> bool:
@@ -62,3 +67,21 @@ def said_if_varying(made: Preprocess) -> Preprocess:
     """The same preprocessing; it says so if it keeps the shape of an image, as those of detectors do."""
     wide, high = (made(Image.new("RGB", size)).shape for size in ((320, 240), (240, 320)))
     return replace(made, varies=wide != high)
+
+
+def usual_processor(kind: str) -> Any:
+    """The processor that transformers pairs with an architecture, with the colours its models were trained on."""
+    import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as NAMES
+
+    named = NAMES.get(kind) or ()
+    names = [named.get("torchvision"), named.get("pil")] if isinstance(named, dict) else list(named)
+    make = next((getattr(transformers, name) for name in names if name and hasattr(transformers, name)), None)
+    try:
+        if make is None or not getattr(make(), "size", None):
+            return None
+    except TypeError:  # it is made from a configuration of another library
+        return None
+    colours = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]} if kind.startswith(PLAIN) else {}
+    scale = {"size": {"shortest_edge": 256}} if make.__name__.startswith("Bit") else {}
+    return make(**colours, **scale)
