@@ -342,3 +342,13 @@ def test_a_preprocessing_may_return_a_batch_of_one(photo: Image.Image) -> None:
 def test_what_is_no_preprocessing() -> None:
     with pytest.raises(ModelError, match="a dict is not a preprocessing"):
         adapt({"mean": 0.5})
+
+
+@pytest.mark.parametrize("size", [(500, 375), (1920, 1080), (683, 1024)])
+def test_the_box_is_found_to_a_fraction_of_a_pixel(size: tuple[int, int]) -> None:
+    def crop(image: Image.Image) -> torch.Tensor:
+        part = image.crop((101, 33, 101 + 448, 33 + 300)).resize((224, 150), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(part)).permute(2, 0, 1) / 255
+
+    found = Preprocess(crop, (0, 0, 0), (1, 1, 1)).box((max(size[0], 600), max(size[1], 400)))
+    assert found == pytest.approx((101, 33, 549, 333), abs=0.2)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from vitreous.errors import InputError, InputWarning, ModelError, ModelWarning, one_line, warn_caller
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
+from vitreous.images.edges import MIDDLE, ends, refined
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-MIDDLE = 128  # blue of the ramp: any other value is padding
 BICUBIC = Image.Resampling.BICUBIC
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the image
 
@@ -144,25 +144,20 @@ def find_box(preprocess: Preprocess, size: tuple[int, int]) -> Box | None:
     ramp = np.full((high, wide, 3), MIDDLE, np.uint8)
     ramp[:, :, 0] = ((np.arange(wide) + 0.5) / wide * 255).round()
     ramp[:, :, 1] = ((np.arange(high) + 0.5) / high * 255).round()[:, None]
-    seen = preprocess.colours(preprocess(Image.fromarray(ramp)))  # [Y X 3]
+
+    def see(image: np.ndarray) -> np.ndarray:
+        return preprocess.colours(preprocess(Image.fromarray(image)))
+
+    seen = see(ramp)  # [Y X 3]
     inside = np.abs(seen[:, :, 2] - MIDDLE / 255) < 0.02
     across, down = ends(seen[:, :, 0], inside, 0), ends(seen[:, :, 1], inside, 1)
     if across is None or down is None:
         return None
-    return across[0] * wide, down[0] * high, across[1] * wide, down[1] * high
-
-
-def ends(ramp: np.ndarray, inside: np.ndarray, axis: int) -> tuple[float, float] | None:
-    """Where a rising line meets the outer edges, rounded to the image's own edges; None if it is not a line."""
-    where = np.flatnonzero(inside.mean(axis) > 0.5 * inside.mean(axis).max(initial=0.1))
-    if len(where) < 2:
-        return None
-    line = np.array([ramp.take(i, 1 - axis)[inside.take(i, 1 - axis)].mean() for i in where])
-    slope, start = np.polyfit(where, line, 1)
-    if slope <= 0 or np.abs(start + slope * where - line).max() > 0.05:
-        return None
-    first, last = float(start - slope / 2), float(start + slope * (ramp.shape[1 - axis] - 0.5))
-    return (0.0 if abs(first) < slope / 2 else first), (1.0 if abs(last - 1) < slope / 2 else last)
+    left, right, top, bottom = across[0] * wide, across[1] * wide, down[0] * high, down[1] * high
+    if preprocess.known:
+        left, right = refined(see, left, right, size, 0, seen.shape[1])
+        top, bottom = refined(see, top, bottom, size, 1, seen.shape[0])
+    return left, top, right, bottom
 
 
 def adapt(given: Any, channels: int = 3) -> Preprocess:

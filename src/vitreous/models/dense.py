@@ -38,7 +38,7 @@ def by_queries(classes: Tensor, masks: Tensor) -> Tensor:
     """
     shares = (classes - classes.logsumexp(-1, keepdim=True)).exp()[..., :-1].mT  # [B C Q]
     found = F.conv2d(masks.sigmoid().flatten(0, 1)[None], shares.flatten(0, 1)[..., None, None], groups=len(masks))
-    return found[0].reshape(*shares.shape[:2], *found.shape[2:])
+    return found.reshape(*shares.shape[:2], *masks.shape[-2:])
 
 
 def is_plane(raw: Tensor, size: tuple[int, int] | None) -> bool:

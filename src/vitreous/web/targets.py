@@ -21,8 +21,7 @@ LONGEST = 300
 
 def resolve(engine: Engine, served: Served, trace: Trace, asked: str | int) -> Target:
     """The target that was asked for; concepts are those that this server holds."""
-    found = read(engine, served, str(asked).strip(), served.model.outputs or 0)
-    found = place(found, trace) if served.model.form in PLACED else found
+    found = on_image(engine, served, trace, asked)
     if found.names_classes and not trace.classifies:
         raise no_classifier(served.name)
     return found
@@ -34,9 +33,15 @@ async def expect(engine: Engine, served: Served, image: str, asked: Iterable[str
     def work() -> None:
         trace = engine.trace(served, image)
         for one in asked:
-            resolve(engine, served, trace, one)
+            on_image(engine, served, trace, one)
 
     await engine.ask(served, work)
+
+
+def on_image(engine: Engine, served: Served, trace: Trace, asked: str | int) -> Target:
+    """The target that was asked for, put on the image where it has a place."""
+    found = read(engine, served, str(asked).strip(), served.model.outputs or trace.output.shape[1])
+    return place(found, trace) if served.model.form in PLACED else found
 
 
 def read(engine: Engine, served: Served, text: str, outputs: int) -> Target:

@@ -1,4 +1,4 @@
-"""What a network of transformers is for, as the name of its class tells."""
+"""What a network of transformers is for, as the name of its class tells, and its usual image processor."""
 
 from __future__ import annotations
 
