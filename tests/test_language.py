@@ -121,6 +121,14 @@ def test_occlusion_is_brute_force(kind: str) -> None:
             assert torch.allclose(found[:, row, column], drop, atol=1e-4)
 
 
+def test_the_tokens_of_the_image_are_found_in_both_parts() -> None:
+    layout = answered("llava").layout_at((vlms.SIDE, vlms.SIDE))
+    prompt = len(speaker("llava").prompt(QUESTION, (vlms.SIDE, vlms.SIDE)))
+    assert layout.orders[17] == ((4, 4), tuple(range(1, 17)))
+    assert layout.orders[prompt + TOKENS] == ((4, 4), tuple(range(16)))
+    assert layout.readers == tuple((prompt - 1 + i - 16,) for i in range(TOKENS))  # special tokens come first
+
+
 @pytest.mark.slow
 def test_ask_explains_every_word_and_saves(tmp_path: Path) -> None:
     net = vlms.built("llava")

@@ -23,14 +23,14 @@ def ask(
     image: str,
     question: str,
     backbone: Backbone,
-    method: str | None,
+    method: str,
     options: list[str],
     answer: str | None,
     words: str,
     most: int,
     place: Place,
 ) -> None:
-    name = None if method is None else METHODS[method.strip().replace("-", "_")].name
+    name = METHODS[method.strip().replace("-", "_")].name
     values = chosen_options(name, options)
     found = one_picture(image)
     model = backbone.load()
@@ -84,12 +84,12 @@ def parse_words(text: str) -> int | str | list[str]:
     return int(text) if text.isdigit() else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def chosen_options(method: str | None, options: list[str]) -> dict[str, Any]:
+def chosen_options(method: str, options: list[str]) -> dict[str, Any]:
     settings = parse_settings(options)
     other = [name for name in settings if name != method]
     if other:
         raise OptionError(f"--set {other[0]}.…: name that method: --method {other[0]}")
-    return settings.get(method or "", {})
+    return settings.get(method, {})
 
 
 def written(made: Any, kind: str, model: str, found: Found, place: Place) -> tuple[Summary, dict[str, str]]:

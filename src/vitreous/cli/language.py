@@ -21,10 +21,7 @@ def ask(
     *,
     backbone: Backbone,
     memory: Memory = None,
-    method: Annotated[
-        str | None,
-        typer.Option("--method", "-x", help="One method; see: vitreous methods.", show_default="the best quick map"),
-    ] = None,
+    method: Annotated[str, typer.Option("--method", "-x", help="One method; see: vitreous methods.")] = "gae",
     options: SetOption = None,
     answer: Annotated[
         str | None, typer.Option("--answer", help="The answer to explain; default: the model's own.")

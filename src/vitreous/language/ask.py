@@ -87,7 +87,7 @@ def ask(
     image: Any,
     question: str,
     answer: str | None = None,
-    method: str | ConfiguredMethod | None = None,
+    method: str | ConfiguredMethod = "gae",
     *,
     words: int | str | Sequence[Any] = ALL,
     most: int = MOST,
