@@ -126,6 +126,9 @@ def entering(recent: list[Met], query: Tensor, values: Tensor, images: int) -> M
             shape = met.tokens.shape
             if met.entry[0] != kind or len(shape) not in (3, 4) or images not in shape[: len(shape) - 2]:
                 continue
+            first, second, *_ = met.tokens.movedim(0 if shape[0] == images else 1, 0)
+            if first.equal(second):  # of both images: a norm that is still at zero hides them
+                continue
             if met.tokens.requires_grad and all(depends(one, met.tokens) for one in (query, values)):
                 return next(one for one in recent if one.entry[0] == kind and one.tokens is met.tokens)
     return None
