@@ -308,3 +308,12 @@ def test_half_precision_gives_nearly_the_same(name: str) -> None:
     wide, narrow = (vitreous.explain(one, x, "rollout").map for one, x in ((single, images), (half, images.bfloat16())))
     assert [stage.grid for stage in half.layout_at(tuple(images.shape[-2:])).stages]
     assert (wide - narrow).abs().max() <= 0.2 * wide.abs().max()
+
+
+@pytest.mark.slow
+def test_norms_that_start_at_zero_hide_no_layer() -> None:
+    torch.manual_seed(0)
+    net, size = windowed.swin_v2()
+    model = vitreous.Model(net.eval(), name="fresh")
+    assert [stage.grid for stage in model.layout_at(size).stages] == [(16, 16)] * 2 + [(8, 8)] * 2
+    assert vitreous.explain(model, torch.randn(1, 3, *size), "rollout").map.shape == (1, 16, 16)

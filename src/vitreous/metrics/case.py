@@ -184,6 +184,8 @@ def evaluate(
     if declared.masks and masks is None:
         raise InputError(f"{metric} needs masks; give one for each image: masks=[…]")
     given = of_model(images, model) if isinstance(images, Trace) else None
+    if given is not None and inputs is not None:
+        raise InputError("a trace has its own inputs: give them to Trace(model, images, inputs=…)")
     wrapped = as_model(model) if given is None else given.model
     refuse_videos(declared, wrapped)
     listed = as_images(images, wrapped.channels, wrapped.frames) if given is None else given.images

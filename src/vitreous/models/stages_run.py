@@ -162,6 +162,9 @@ def entering(recent: list[Met], query: Tensor, values: Tensor, images: int, kind
         packed = len(shape) == 2 and shape[0] > images and shape[0] % images == 0
         if met.entry[0] != kind or not (packed or (len(shape) in (3, 4) and images in shape[: len(shape) - 2])):
             continue
+        first, second, *_ = by_image(met.tokens, images)
+        if first.equal(second):  # of both images: a norm that is still at zero hides them
+            continue
         if met.tokens.requires_grad and all(depends(one, met.tokens) for one in (query, values)):
             return next(one for one in recent if one.entry[0] == kind and one.tokens is met.tokens)
     return None
