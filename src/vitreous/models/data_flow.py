@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -51,13 +51,29 @@ class DataFlow:
         return bool(self.below(self._nodes[other]) >> one & 1)
 
     def through(self, one: int, other: int) -> bool:
-        """Whether all that the output takes from a marked tensor passes a point that a later one depends on."""
-        above = self._dominators
-        inside = reached(self._nodes[other])
-        node = above.get(self._nodes[one])
-        while node is not None and node not in inside:
-            node = above.get(node)
-        return node is not None
+        """Whether the output takes what lies between two marked tensors only through the later one and its residual.
+
+        All that it takes from the first passes a point that the later one depends on, the last of these points being
+        the tokens before it. All ways from there lead through the later one, or through the first point behind it that
+        the tokens also reach directly, where a residual is added.
+        """
+        later = self._nodes[other]
+        inside = reached(later)
+        between = [node for node in self._above(self._nodes[one]) if node in inside]
+        if not between:
+            return False
+        tokens = between[-1]
+        joined = self._dominators[tokens]
+        if joined is None or joined in inside or joined is later:
+            return True
+        return joined is next((node for node in self._above(later) if tokens in reached(node, without=later)), None)
+
+    def _above(self, node: Node) -> Iterator[Node]:
+        """The nodes that all ways from the output to this one lead through, the nearest first."""
+        above = self._dominators.get(node)
+        while above is not None:
+            yield above
+            above = self._dominators[above]
 
     @cached_property
     def _dominators(self) -> dict[Node, Node]:
@@ -92,13 +108,13 @@ class DataFlow:
         return self._below[start]
 
 
-def reached(start: Node) -> set[Node]:
-    """All nodes at or below one."""
+def reached(start: Node, without: Node = None) -> set[Node]:
+    """All nodes at or below one, on ways that do not lead through another."""
     seen: set[Node] = set()
     left = [start]
     while left:
         node = left.pop()
-        if node is not None and node not in seen:
+        if node is not None and node is not without and node not in seen:
             seen.add(node)
             left += [source for source, _ in node.next_functions]
     return seen

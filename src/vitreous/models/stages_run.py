@@ -18,6 +18,7 @@ from torch import Tensor
 from vitreous.capture.attention import Attention
 from vitreous.capture.survey import Met
 from vitreous.models.data_flow import DataFlow
+from vitreous.models.output import Form
 from vitreous.models.readers import Readers, find_readers
 from vitreous.models.slot_tokens import Pairs, centres, numbered, rows_of, slots_of_tokens, tokens_of_slots
 from vitreous.models.stage_places import Placed, Step, Unplaced, by_image, place_tokens, query_of
@@ -66,7 +67,8 @@ def find_stages(
         steps = [step for step in (find_step(seen, number) for number in read) if not between_channels(step)]
         if not any(step.queries is None or step.queries.several for step in steps):
             return "attends between channels, not between tokens"
-        refuse_side_reads(flow, steps)
+        if model.form is not Form.DENSE:  # there each target has a read-out of its own, of all layers
+            refuse_side_reads(flow, steps)
         patches = cut_places(by_image(steps[0].met.tokens, seen.count), seen.images)
         grids = merged_grids(([] if patches is None else [patches.grid]) + cuts)
         placed = place_tokens(model, steps, patches, grids, size)
