@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from vitreous._support.memory import capturing, out_of_memory
@@ -91,12 +90,12 @@ class Speaker:
         if not vlm.speaks(self.net):
             said = f"{type(self.net).__name__} is no vision-language model of transformers that generates text"
             raise ModelError(f"{said}, such as LLaVA, Qwen-VL, SmolVLM or PaliGemma")
-        path = str(getattr(self.net.config, "_name_or_path", "") or "")
+        path = vlm.path_of(self.net)
         self.name = name or path or type(self.net).__name__
-        self.processor = find_processor(path) if processor is None else processor
+        self.processor = vlm.find_processor(path) if processor is None else processor
         self.tokenizer = getattr(self.processor, "tokenizer", None) or self.processor
-        images = getattr(self.processor, "image_processor", None)
-        self.preprocess = None if images is None else measured(vlm.transform(self.net, images))
+        transform = vlm.own_transform(self.net, self.processor)
+        self.preprocess = None if transform is None else measured(transform)
         self._counts: dict[tuple[int, ...], int] = {}
 
     @property
@@ -117,21 +116,21 @@ class Speaker:
         """The tokens of a given answer."""
         return list(self.tokenizer(answer.strip(), add_special_tokens=False)["input_ids"])
 
+    def token_of(self, word: str, begins: bool) -> int | None:
+        """The first token of a word that begins an answer, or stands behind a space."""
+        ids = self.tokenizer(word if begins else f" {word}", add_special_tokens=False)["input_ids"]
+        return next((int(one) for one in ids if str(self.tokenizer.decode([one])).strip()), None)
+
     def prompt(self, question: str, size: tuple[int, int]) -> list[int]:
         """The tokens of a question about an image of this size, one placeholder for each of the image's tokens."""
         if size not in self._counts:
             blank = torch.zeros(1, 3, *size, device=self.like.device, dtype=self.like.dtype)
             self._counts[size] = vlm.image_tokens(self.net, blank)
-        return vlm.expanded(self.written(question, size), vlm.placeholder(self.net), self._counts[size])
-
-    def written(self, question: str, size: tuple[int, int]) -> list[int]:
-        """The tokens of a prompt, as the processor writes it."""
-        text = self.template(question)
-        if self.processor is not self.tokenizer and hasattr(self.processor, "image_processor"):
-            whole = vlm.whole(self.processor.image_processor)
-            made = self.processor(text=[text], images=[Image.new("RGB", size[::-1])], **whole)
-            return [int(token) for token in made["input_ids"][0]]
-        return [int(token) for token in self.tokenizer(text)["input_ids"]]
+        return vlm.expanded(
+            vlm.written(self.processor, self.tokenizer, self.template(question), size),
+            vlm.placeholder(self.net),
+            self._counts[size],
+        )
 
     def template(self, question: str) -> str:
         """The prompt as text: by the chat template, or the image and then the question."""
@@ -156,20 +155,6 @@ class Speaker:
 
 def size_of(images: Tensor) -> tuple[int, int]:
     return images.shape[-2], images.shape[-1]
-
-
-def find_processor(name: str) -> Any:
-    """The processor saved with a network, in a folder or in the local cache; or else its tokenizer."""
-    from transformers import AutoProcessor, AutoTokenizer
-
-    for kind in (AutoProcessor, AutoTokenizer):
-        try:
-            if name:
-                return kind.from_pretrained(name)
-        except Exception:  # none was saved
-            continue
-    said = "the processor of this vision-language model is not known"
-    raise ModelError(f"{said}; give it with the network: vitreous.ask((net, processor), image, question)")
 
 
 def spell(tokenizer: Any, ids: list[int]) -> list[Spelled]:

@@ -111,10 +111,10 @@ def named(text: str, model: WordsModel) -> Word:
     word, at, number = text.rpartition("@")
     if at and word and number.isdigit():
         place = numbered(int(number), model)
-        ids = model.speaker.encoded(f" {word}") or model.speaker.encoded(word)
-        if not ids:
+        token = model.speaker.token_of(word, place.places[0] == 0)
+        if token is None:
             raise TargetError(f"token:{text}: the tokenizer of {model.name} has no token for {word!r}")
-        return Word(word, place.places[:1], tuple(ids[:1]), f"token:{text}")
+        return Word(word, place.places[:1], (token,), f"token:{text}")
     for plain in (same, bare):
         for i, one in enumerate(model.words):
             if plain(one.text) == plain(text):

@@ -101,7 +101,36 @@ def transform(net: Any, processor: Any) -> Callable[[Image.Image], Tensor]:
     return made_by_it
 
 
+def own_transform(net: Any, processor: Any) -> Callable[[Image.Image], Tensor] | None:
+    """The same by a processor of images and text; None if it has none for images."""
+    images = getattr(processor, "image_processor", None)
+    return None if images is None else transform(net, images)
+
+
 # ---------------------------------------------------------------------------------------------------------------- text
+
+
+def find_processor(name: str) -> Any:
+    """The processor saved with a network, in a folder or in the local cache; or else its tokenizer."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    for kind in (AutoProcessor, AutoTokenizer):
+        try:
+            if name:
+                return kind.from_pretrained(name)
+        except Exception:  # none was saved
+            continue
+    said = "the processor of this vision-language model is not known"
+    raise ModelError(f"{said}; give it with the network: vitreous.ask((net, processor), image, question)")
+
+
+def written(processor: Any, tokenizer: Any, text: str, size: tuple[int, int]) -> list[int]:
+    """The tokens of a prompt about an image of this size, as the processor writes it."""
+    if processor is tokenizer or not hasattr(processor, "image_processor"):
+        return [int(token) for token in tokenizer(text)["input_ids"]]
+    blank = Image.new("RGB", size[::-1])
+    made = processor(text=[text], images=[blank], **whole(processor.image_processor))
+    return [int(token) for token in made["input_ids"][0]]
 
 
 def image_tokens(net: Any, image: Tensor) -> int:
@@ -114,6 +143,11 @@ def image_tokens(net: Any, image: Tensor) -> int:
             raise ModelError(f"{said} ({one_line(error, SHOWN)})") from error
     features = getattr(found, "pooler_output", found)
     return int(features.shape[-2]) if isinstance(features, Tensor) else sum(len(one) for one in features)
+
+
+def path_of(net: Any) -> str:
+    """Where the network was loaded from, if that is known."""
+    return str(getattr(net.config, "_name_or_path", "") or "")
 
 
 def placeholder(net: Any) -> int:
