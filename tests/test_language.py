@@ -30,6 +30,8 @@ from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.rules.mode import Rules
 from vitreous.trace.word import Word, parse_words
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*maps of attention follow its main way only")  # Qwen3's DeepStack
+
 QUESTION = "what is this ?"
 TOKENS = 4  # of an answer
 QUICK = ["llava"]

@@ -317,3 +317,28 @@ def test_norms_that_start_at_zero_hide_no_layer() -> None:
     model = vitreous.Model(net.eval(), name="fresh")
     assert [stage.grid for stage in model.layout_at(size).stages] == [(16, 16)] * 2 + [(8, 8)] * 2
     assert vitreous.explain(model, torch.randn(1, 3, *size), "rollout").map.shape == (1, 16, 16)
+
+
+class Sides(nn.Module):
+    """A Swin whose classifier also reads the tokens of its first stage, or those before the last layer."""
+
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.early = windowed.swin()[0], early
+        self.head = nn.Linear(16 + 32 if early else 64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.net.layers[0](self.net.patch_embed(x))
+        last = self.net.layers[1]
+        inner = last.blocks[0](last.downsample(one))
+        read = [one if self.early else inner, last.blocks[1](inner)]
+        return self.head(torch.cat([tokens.mean((1, 2)) for tokens in read], -1))
+
+
+@pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_stage_that_is_also_read_elsewhere_is_refused(early: bool) -> None:
+    model, images = vitreous.Model(Sides(early).eval(), classifier=True), torch.randn(1, 3, 32, 32)
+    with pytest.raises(Unsupported, match=r"reads the tokens of several stages \(also those of net\.layers\."):
+        vitreous.explain(model, images, "rollout")
+    assert vitreous.explain(model, images, "gradient", 1).map.shape == (1, 32, 32)

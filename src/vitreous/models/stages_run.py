@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.survey import Met
+from vitreous.errors import ModelWarning
 from vitreous.models.data_flow import DataFlow
 from vitreous.models.output import Form
 from vitreous.models.readers import Readers, find_readers
@@ -67,8 +69,7 @@ def find_stages(
         steps = [step for step in (find_step(seen, number) for number in read) if not between_channels(step)]
         if not any(step.queries is None or step.queries.several for step in steps):
             return "attends between channels, not between tokens"
-        if model.form is not Form.DENSE:  # there each target has a read-out of its own, of all layers
-            refuse_side_reads(flow, steps)
+        check_side_reads(model, flow, steps)
         patches = cut_places(by_image(steps[0].met.tokens, seen.count), seen.images)
         grids = merged_grids(([] if patches is None else [patches.grid]) + cuts)
         placed = place_tokens(model, steps, patches, grids, size)
@@ -184,11 +185,19 @@ def pairs(found: Tensor, rows: Rows) -> Pairs:
     return Pairs(slot, flat[slot])
 
 
-def refuse_side_reads(flow: DataFlow, steps: Sequence[Step]) -> None:
-    """Raise if the output depends on the tokens of a layer in another way than through the next layer."""
-    for one, other in pairwise(steps):
-        if not flow.through(one.call.number, other.call.number):
-            raise Unplaced(f"reads the tokens of several stages (also those of {one.call.name or 'an earlier layer'})")
+def check_side_reads(model: Network, flow: DataFlow, steps: Sequence[Step]) -> None:
+    """Raise if the output depends on the tokens of a layer in another way than through the next layer.
+
+    A language model that also reads inner layers of its vision tower is followed on the main way, with a warning. An
+    output for each place has a read-out of its own for each target, of all layers that it reads.
+    """
+    beside = [one.call for one, other in pairwise(steps) if not flow.through(one.call.number, other.call.number)]
+    if not beside or model.form is Form.DENSE:
+        return
+    said = f"reads the tokens of several stages (also those of {beside[0].name or 'an earlier layer'})"
+    if model.form is not Form.WORDS:
+        raise Unplaced(said)
+    warnings.warn(f"{model.name} {said}; maps of attention follow its main way only", ModelWarning, stacklevel=2)
 
 
 # --------------------------------------------------------------------------------------------------- put together
