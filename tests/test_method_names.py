@@ -50,7 +50,8 @@ ALLOWED = {  # file, names: why they are there
     "plot/curves.py": {REFERENCE: ["random"]},
     "plot/cdam_by_attention.py": {PUBLISHED: ["cdam"]},
     "plot/spread.py": {PART: ["rollout"]},
-    "cli/language.py": {"the words of a text have their own ways, named as those of images": ["gradient"]},
+    "cli/language.py": {"the words of a text have their own ways, named as those of images": ["gradient", "gae"]},
+    "language/ask.py": {DEFAULT: ["gae"]},
     "language/words.py": {
         "the words of a text have their own ways, named as those of images": ["gradient", "gae", "occlusion"]
     },

@@ -23,6 +23,7 @@ from vitreous.attribution import Attribution
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
 from vitreous.images.masks import Mask, check_masks, read_masks
 from vitreous.metrics.pool import Pool
+from vitreous.models.inputs import Inputs
 from vitreous.models.model import Model
 from vitreous.models.output import Of
 from vitreous.registry import METHODS, METRICS, Better, ConfiguredMethod, Method, Metric
@@ -194,23 +195,17 @@ def evaluate(
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
     masks = None if masks is None else check_masks(masks, listed, wrapped.channels)
-    maps = (
-        None
-        if isinstance(explained, str | ConfiguredMethod)
-        else maps_of(explained, len(listed), 3 if wrapped.frames is None else 4)
-    )
+    named = isinstance(explained, str | ConfiguredMethod)
+    maps = None if named else maps_of(explained, len(listed), 3 if wrapped.frames is None else 4)
     method, settings = method_of(explained)
 
     def aim(trace: Trace, number: int) -> Target:
         return aim_at(trace, target[number] if per_image(target) else target)
 
-    pool = Pool(
-        wrapped,
-        len(listed),
-        lambda number: listed[number : number + 1],
-        aim,
-        lambda number: given_inputs.of_images([number]),
-    )
+    def beside(number: int) -> Inputs:
+        return given_inputs.of_images([number])
+
+    pool = Pool(wrapped, len(listed), lambda number: listed[number : number + 1], aim, beside)
 
     def run(part: slice) -> Measured:
         trace = Trace(wrapped, listed[part], given_inputs.part(part)) if given is None else given

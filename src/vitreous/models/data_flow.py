@@ -1,4 +1,4 @@
-"""What depends on what in one forward pass, read from its autograd graph without running it backwards."""
+"""What depends on what in one forward pass, read from its autograd graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class DataFlow:
     """The graph between an output and some marked tensors of the same forward pass, in the order they were made."""
 
     def __init__(self, output: Tensor, marked: Sequence[Tensor], leaf: Tensor | None = None) -> None:
-        self.output = output.grad_fn
+        self.output, self.tensor = output.grad_fn, output
+        self.leaf = leaf if leaf is not None and leaf.requires_grad else None
         self.marks: dict[Node, int] = {}
         if leaf is not None and leaf.requires_grad:
             self.marks[leaf_node(leaf)] = 1 << len(marked)
@@ -50,23 +51,37 @@ class DataFlow:
         """Whether a marked tensor depends on an earlier one."""
         return bool(self.below(self._nodes[other]) >> one & 1)
 
-    def through(self, one: int, other: int) -> bool:
+    def through(self, one: int, other: int, following: int | None = None) -> bool:
         """Whether the output takes what lies between two marked tensors only through the later one and its residual.
 
-        All that it takes from the first passes a point that the later one depends on, the last of these points being
-        the tokens before it. All ways from there lead through the later one, or through the first point behind it that
-        the tokens also reach directly, where a residual is added.
+        All that it takes from the first passes a point that the later one depends on; the last of these points are the
+        tokens before it. All ways from there must meet again before the `following` one, or, behind the last, where a
+        residual is added to tokens.
         """
-        later = self._nodes[other]
-        inside = reached(later)
+        inside = reached(self._nodes[other])
         between = [node for node in self._above(self._nodes[one]) if node in inside]
         if not between:
             return False
-        tokens = between[-1]
-        joined = self._dominators[tokens]
-        if joined is None or joined in inside or joined is later:
+        joined = self._dominators[between[-1]]
+        if joined is None or joined in inside:
             return True
-        return joined is next((node for node in self._above(later) if tokens in reached(node, without=later)), None)
+        if following is None:
+            return "Add" in joined.name() and len(joined._input_metadata[0].shape) > 2
+        return joined in reached(self._nodes[following]) or not self._reads(joined, between[-1], following)
+
+    def _reads(self, node: Node, tokens: Node, following: int) -> bool:
+        """Whether a gradient goes from a node to the tokens on a way that the following marked tensor has no part in."""
+        if self.leaf is None:
+            return True
+        gone: list[Tensor | None] = []
+        handle = node.register_hook(lambda passed, _: gone.extend(passed))
+        try:
+            torch.autograd.grad(self.tensor.square().sum(), [self.leaf], retain_graph=True, allow_unused=True)
+        finally:
+            handle.remove()
+        ways = [reached(source) for source, _ in node.next_functions]
+        aside = [tokens in way and self._nodes[following] not in way for way in ways]
+        return any(grad is not None and bool(grad.any()) for grad, beside in zip(gone, aside) if beside)
 
     def _above(self, node: Node) -> Iterator[Node]:
         """The nodes that all ways from the output to this one lead through, the nearest first."""
@@ -108,13 +123,13 @@ class DataFlow:
         return self._below[start]
 
 
-def reached(start: Node, without: Node = None) -> set[Node]:
-    """All nodes at or below one, on ways that do not lead through another."""
+def reached(start: Node) -> set[Node]:
+    """All nodes at or below one."""
     seen: set[Node] = set()
     left = [start]
     while left:
         node = left.pop()
-        if node is not None and node is not without and node not in seen:
+        if node is not None and node not in seen:
             seen.add(node)
             left += [source for source, _ in node.next_functions]
     return seen

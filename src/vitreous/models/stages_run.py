@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil, floor
 
 import torch
@@ -191,7 +190,9 @@ def check_side_reads(model: Network, flow: DataFlow, steps: Sequence[Step]) -> N
     A language model that also reads inner layers of its vision tower is followed on the main way, with a warning. An
     output for each place has a read-out of its own for each target, of all layers that it reads.
     """
-    beside = [one.call for one, other in pairwise(steps) if not flow.through(one.call.number, other.call.number)]
+    numbers = [step.call.number for step in steps]
+    triples = zip(steps, numbers, numbers[1:], [*numbers[2:], None])
+    beside = [step.call for step, one, other, following in triples if not flow.through(one, other, following)]
     if not beside or model.form is Form.DENSE:
         return
     said = f"reads the tokens of several stages (also those of {beside[0].name or 'an earlier layer'})"
