@@ -196,7 +196,7 @@ def judged(found: Any) -> Line:
         line |= {"verdict": "crash", "reason": "; ".join(found.problems), "traceback": crashed[0].traceback}
     elif found.problems:
         line |= {"verdict": "wrong", "reason": "; ".join(found.problems)}
-    elif obstacle:
+    elif obstacle and not found.layout.get("stages"):
         line |= {"verdict": "refused", "reason": obstacle}
     return line
 

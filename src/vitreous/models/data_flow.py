@@ -70,7 +70,7 @@ class DataFlow:
         return joined in reached(self._nodes[following]) or not self._reads(joined, between[-1], following)
 
     def _reads(self, node: Node, tokens: Node, following: int) -> bool:
-        """Whether a gradient goes from a node to the tokens on a way that the following marked tensor has no part in."""
+        """Whether a gradient goes from a node to the tokens on a way that the following marked tensor is not on."""
         if self.leaf is None:
             return True
         gone: list[Tensor | None] = []

@@ -92,6 +92,7 @@ def facts(model: Model, images: Tensor) -> dict[str, Any]:
 
 
 def told_layout(layout: Layout) -> dict[str, Any]:
-    """Its fields, whatever they are; where the tokens enter is internal, only how many such places are known counts."""
+    """Its fields, whatever they are; of what is internal only how much of it is known: where tokens enter, stages."""
     found = {field.name: getattr(layout, field.name) for field in fields(layout)}
-    return {**found, "entries": len(layout.entries)}
+    inner = {"entries": len(layout.entries), "stages": [list(stage.grid) for stage in layout.stages]}
+    return {**found, **inner, "decoder": layout.decoder and layout.decoder.queries, "readers": len(layout.readers)}

@@ -151,7 +151,7 @@ def batch_of_two(subject: Subject) -> Finding:
 
 def attention_products(subject: Subject) -> Finding:
     layout = subject.layout
-    if layout.obstacle is not None:
+    if layout.obstacle is not None and not layout.stages:
         return Finding(None, note=f"the model {layout.obstacle}")
     each = tuple(float(layer.error().max()) for layer in subject.trace().attention)
     return Finding(worst(each), subject.limit(1e-4), each=each)
