@@ -98,6 +98,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> vitreous.Model:
     return model
 
 
+@pytest.mark.slow
 def test_the_command(run: Run, reader: vitreous.Model, photos: Path, tmp_path: Path) -> None:
     asked = ("-x", "gae,rollout", "--metric", "token_deletion")
     said = run("advise", photos, *asked, "-o", "out")

@@ -145,6 +145,7 @@ def test_gradients_reach_every_layer(name: str) -> None:
 
 CASES = {
     "mask": {"attn_mask": torch.tensor([[True, False, True], [True, True, False], [True, True, True]])},
+    "bias of heads": {"attn_mask": torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))},
     "bias": {"attn_mask": torch.randn(1, 2, 3, 3, generator=torch.Generator().manual_seed(0))},
     "causal": {"is_causal": True},
     "scale": {"scale": 0.7},
@@ -162,12 +163,15 @@ class Call(nn.Module):
 
 @pytest.mark.parametrize("case", CASES)
 def test_masks_biases_and_scales(case: str) -> None:
-    q, k, v = torch.randn(3, 2, 2, 3, 4, generator=torch.Generator().manual_seed(1))
+    q, k, v = torch.randn(3, 5, 2, 3, 4, generator=torch.Generator().manual_seed(1))
     net = Call(**CASES[case])
-    with Capture(names_of(net), 2) as seen:
+    with Capture(names_of(net), 5) as seen:
         out = net(q, k, v)
-    assert (seen.calls[0].weights @ v - out).abs().max() < 1e-6
-    seen.calls[0].verify(1e-5)
+    call = seen.calls[0]
+    assert (call.weights @ v - out).abs().max() < 1e-6
+    call.verify(1e-5)
+    for images, part in call.pieces():
+        assert torch.equal(part.weights, call.weights[images])
 
 
 def test_grouped_queries_and_flat_heads() -> None:

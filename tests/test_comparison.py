@@ -463,6 +463,7 @@ DEGENERATE: dict[str, list[np.ndarray]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEGENERATE)
 @pytest.mark.parametrize("methods", [2, *rare(1, 4)])
 def test_anything_can_be_told_and_drawn(name: str, methods: int) -> None:
@@ -506,6 +507,7 @@ def charts(count: int) -> Findings:
     return told(world(make, 6), MANY[:count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 10])
 def test_nothing_collides(count: int) -> None:
     found = charts(count)

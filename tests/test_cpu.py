@@ -95,6 +95,7 @@ def test_an_unwritable_cache_does_not_matter(forbidden: Path, tmp_path: Path, mo
     assert forbidden.read_text() == "born\nborn\n"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_command_says_so_once_and_goes_on(forbidden: Path) -> None:
     ran = subprocess.run(

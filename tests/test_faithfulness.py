@@ -405,6 +405,7 @@ def test_imputed_as_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------------- the real network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "which"), [("gae", 0), *rare(("gae", 1), ("attention", 0), ("attention", 1))])
 def test_token_deletion_of_stored_maps(deit: vitreous.Model, oracle: Oracle, kind: str, which: int) -> None:
     """Three photographs at once, each with its own class."""

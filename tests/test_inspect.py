@@ -600,6 +600,7 @@ def test_what_is_typed_wrong_is_said(run: Run, cat: Path) -> None:
         assert run("inspect", *asked, cat).error == said
 
 
+@pytest.mark.slow
 def test_results_are_not_looked_at_again(run: Run, cat: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.jpg").write_bytes(cat.read_bytes())
     (tmp_path / "broken.jpg").write_bytes(b"nothing")

@@ -158,6 +158,7 @@ def test_a_map_that_is_right_wins_and_noise_does_not(small: Model, folder: Path)
     assert found.methods[found.order[0]] == "first"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_at_a_time")
 def test_the_same_twice(small: Model, folder: Path) -> None:
     one, other = (run_leaderboard(small, folder, "gae", "sparsity,token_deletion", sample=5, seed=3) for _ in range(2))

@@ -490,6 +490,7 @@ def test_ctrl_c_keeps_what_there_is() -> None:
     assert not whole.stopped
 
 
+@pytest.mark.slow
 def test_results_are_kept_and_drawn(tmp_path: Path) -> None:
     found = maximize(zoo.model("timm ViT"), ["class:1", "token:1/cls"], steps=40, **PLAIN)
     assert found.film.shape[:2] == (2, 32)

@@ -380,6 +380,7 @@ def test_an_unknown_label_is_refused_where_it_is_typed(visit: Callable[..., Any]
     page.wait_for_function("() => location.hash.includes('target=3-6')")
 
 
+@pytest.mark.slow
 def test_a_stale_link_is_said_once_and_the_page_works(visit: Callable[..., Any]) -> None:
     address = f"image={'0' * 32}&target=unicorn&target=3&method=nonsense&method=cdam&model=gone"
     page = visit(address)
@@ -472,6 +473,7 @@ def test_areas_under_curves_are_labelled(visit: Callable[..., Any]) -> None:
         assert any("cdam AUC 0." in text for text in page.locator(".chart .name").all_text_contents())
 
 
+@pytest.mark.slow
 def test_dropped_and_pasted_photos(visit: Callable[..., Any]) -> None:
     page = visit(THREE)
     give = """async ([name, kind]) => {
@@ -636,6 +638,7 @@ def test_address_gives_the_view_again(visit: Callable[..., Any]) -> None:
     again.wait_for_selector("#tab-inside[aria-selected=true]")
 
 
+@pytest.mark.slow
 def test_cancel_and_options(visit: Callable[..., Any]) -> None:
     page = visit("method=dawdle&method=cdam&target=top-1", ready=".progress:not([hidden])")
     page.wait_for_function(

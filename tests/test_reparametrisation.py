@@ -47,6 +47,7 @@ def value(method: Any, kind: str = "both", name: str = "timm ViT", **options: An
 # ---------------------------------------------------------------------------------------------------------- the proof
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shift", *rare("gain", "both")])
 def test_the_real_network_computes_the_same(deit: Model, oracle: Oracle, kind: str) -> None:
     """To the last digits of float64; CDAM from zero changes with a shift, from the mean patch it does not."""

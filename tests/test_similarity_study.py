@@ -358,6 +358,7 @@ def test_samples_go_evenly_through_a_class() -> None:
 NAMES = ["tench", "great white shark, white shark, man-eater, man-eating shark, Carcharodon", "$hen$ ü 鳥"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [(30, 12, 12), (6, 1, 40), *rare(((6, 90, 2),), ((30, 24, 16),), ((30, 12, 3),), ((9, 48, 12),))]
 )

@@ -106,6 +106,7 @@ def test_a_report_is_made_again_elsewhere(run: Run, album: Path, tmp_path: Path)
     assert unfinished.code == 2 and "not finished: 0 of 1 shards" in unfinished.out
 
 
+@pytest.mark.slow
 def test_two_models_and_two_targets(run: Run, album: Path) -> None:
     given = ("-m", "one", "-m", "two", "-w", "a", "-w", "b", "--target", "label,top-1", "-x", "gae")
     ran = run("study", "maps", album, *given)

@@ -341,6 +341,7 @@ def test_per_image_targets(model: Model) -> None:
         vitreous.explain(model, images, "cdam", [1, 2])
 
 
+@pytest.mark.slow
 def test_text_targets_of_open_clip() -> None:
     """A tiny CLIP with the real vocabulary: the score is the cosine with the text's own embedding."""
     open_clip = pytest.importorskip("open_clip", reason="the text tower is open_clip's: pip install 'vitreous[clip]'")

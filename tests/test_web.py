@@ -209,7 +209,7 @@ def test_info_tells_what_the_registry_knows(client: TestClient, dawdle: str) -> 
     assert models["timm-DINOv2-registers"]["prefix"] == ["CLS", *(f"register {i}" for i in range(1, 5))]
     assert models["hand-written"]["suffix"] == ["CLS"]
     assert not models["open_clip-vit-b-32"]["classifies"] and models["open_clip-vit-b-32"]["texts"]
-    assert "windows" in models["timm-swin"]["unsupported"]["rollout"] and models["timm-swin"]["heads"] == []
+    assert "windows" in models["timm-swin"]["unsupported"]["attention_flow"] and models["timm-swin"]["heads"] == []
     assert {s["id"] for s in told["samples"]} >= {CAT, "sample:rocket"}
 
 
@@ -322,11 +322,15 @@ def test_the_same_map_is_not_made_twice(client: TestClient) -> None:
 
 
 def test_one_that_fails_does_not_stop_the_others(client: TestClient) -> None:
-    asked = [{"name": "rollout"}, {"name": "occlusion"}, {"name": "attention"}]
+    asked = [{"name": "attention_flow"}, {"name": "occlusion"}, {"name": "cass_attention"}]
     body = {"image": CAT, "model": "timm-swin", "methods": asked, "targets": ["0"]}
     found = finished(client, "/api/explain", body)
     assert [name for name, _ in found] == ["problem", "map", "problem", "done"]
-    assert found[0][1]["method"] == "rollout" and "windows" in found[0][1]["detail"] and found[0][1]["status"] == 422
+    assert (
+        found[0][1]["method"] == "attention_flow"
+        and "windows" in found[0][1]["detail"]
+        and found[0][1]["status"] == 422
+    )
 
 
 @pytest.mark.parametrize(

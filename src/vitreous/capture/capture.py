@@ -163,6 +163,8 @@ class Capture(TorchFunctionMode):
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
         s = query.shape[-1] ** -0.5 if scale is None else scale
         bias = additive(attn_mask, is_causal, query, key)
+        if bias is not None and bias.ndim < query.ndim:  # [H N M] or [N M], for all images
+            bias = bias[(None,) * (query.ndim - bias.ndim)]
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
         call = Attention(
