@@ -33,8 +33,8 @@ class Preprocess:
     """A callable from image to tensor, with the mean and standard deviation that undo it, one for each channel."""
 
     transform: Callable[[Any], Any]
-    mean: Sequence[float]
-    std: Sequence[float]
+    mean: Sequence[float | int]
+    std: Sequence[float | int]
     bands: tuple[int, ...] | None = None  # the channels that are shown, in grey or as red, green and blue
     known: bool = True  # mean and std undo it
     own: bool = False  # a user's, whose steps nothing else can stand in for
@@ -235,7 +235,7 @@ def warn_unnormalised(images: Tensor, steps: Callable[[], Preprocess], name: str
 # ------------------------------------------------------------------------------------------------------ other channels
 
 
-def normalised(image: Bands, mean: Sequence[float], std: Sequence[float]) -> Float[Tensor, "channels Y X"]:
+def normalised(image: Bands, mean: Sequence[float | int], std: Sequence[float | int]) -> Float[Tensor, "channels Y X"]:
     x = torch.from_numpy(image.values()).permute(2, 0, 1)
     mean_, std_ = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (mean, std))
     return (x - mean_) / std_
@@ -267,8 +267,8 @@ class Scaled:
 
 def scaled(
     size: tuple[int, int],
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Sequence[float | int],
+    std: Sequence[float | int],
     channels: int,
     crop: float = 1.0,
     whole: bool = False,

@@ -124,7 +124,7 @@ def similarity(one: Tensor, other: Tensor) -> Tensor:
 
 def by_gradient(run: TextRun, score: Tensor, name: str) -> Float[Tensor, "tokens"]:
     """Σ_d e·∂y/∂e of each token."""
-    (grad,) = gradients(score, [run.leaf])
+    (grad,) = gradients(score.reshape(1), [run.leaf])
     return (run.leaf.detach() * grad)[0].float().sum(-1)
 
 
@@ -134,7 +134,7 @@ def by_attention(run: TextRun, score: Tensor, name: str) -> Float[Tensor, "token
     layers = [layer for layer in run.layers if layer.shape[0] == 1 and layer.shape[2:] == (count, count)]
     if not layers or len(layers) != len(run.layers):
         raise Unsupported(f"gae needs attention between all tokens of a text, which {name} does not show; try gradient")
-    grads = gradients(score, [layer.node for layer in layers])
+    grads = gradients(score.reshape(1), [layer.node for layer in layers])
     size = layers[-1].fold(grads[-1])[0].float().norm(dim=-1).sum(0)
     read = ((size > 0).float() / (size > 0).sum().clamp_min(1))[None]
     gained = torch.zeros_like(read)

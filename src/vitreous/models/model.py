@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ from vitreous.models.layout_run import find_layout
 from vitreous.models.libraries import Library, adapt, library_of
 from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
 from vitreous.models.still import Still, hold_still
-from vitreous.models.survey_run import Network, noise_images
+from vitreous.models.survey_run import noise_images
 from vitreous.models.video import Axes, checked_axes, not_images, prepared
 from vitreous.types import Extent, Images
 
@@ -183,10 +183,10 @@ class Model:
         self._layouts[key] = self.layout_at(size, inputs).one_by_one()
         return self._layouts[key]
 
-    def sampled(self, inputs: Inputs | None = None) -> Network:
-        """The model as the layout run takes it: every noise image gets the inputs of one image."""
+    def sampled(self, inputs: Inputs | None = None) -> Any:
+        """The model as the layout run takes it (a `Network`): every noise image gets the inputs of one image."""
         sample = self.arguments.sample(inputs)
-        return cast(Network, Sampled(self, sample)) if sample else self
+        return Sampled(self, sample) if sample else self
 
     def classifies(self, layout: Layout) -> bool:
         """Whether the outputs are classes; if neither user nor library says so, the end of the network decides."""

@@ -120,7 +120,7 @@ class Stage:
         found = self.merged.scatter(carried[:, : self.merged.count])
         return found if carried.shape[1] == self.merged.count else found + carried[:, self.merged.count :]
 
-    def joined(self, carried: Behind, read: Places) -> Behind:
+    def joined(self, carried: Behind, read: Float[Tensor, "*B places"]) -> Float[Tensor, "B *joined"]:
         """The weights of the places of the next layer, and of tokens of this one that are read beside it."""
         return carried + read if self.merged is None else torch.cat([carried, read.expand(len(carried), -1)], 1)
 
@@ -262,5 +262,5 @@ def scale_of(fine: int, coarse: int) -> float:
     """How many fine rows make a coarse one: a whole number, of which the last may have fewer, or be left over."""
     for scale in sorted(range(1, fine + 1), key=lambda s: (s & (s - 1) > 0, s)):  # powers of two first
         if coarse in (fine // scale, -(-fine // scale)):
-            return scale
+            return float(scale)
     return fine / coarse

@@ -39,7 +39,7 @@ class Detection(Target):
     cls: int | str
     _: KW_ONLY
     query: int | None = None
-    box: tuple[float, float, float, float] | None = None
+    box: Sequence[float | int] | None = None
     names_classes = True
 
     def __post_init__(self) -> None:

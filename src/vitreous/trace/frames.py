@@ -38,12 +38,12 @@ class Frames:
         return Frames(self.model, self.images, [number], self.prepared)
 
     @cached_property
-    def _listed(self) -> Sequence[Any]:
+    def _listed(self) -> Any:
         given = self.images
         if isinstance(given, Tensor) and not is_ready(given):
             given = given.cpu().numpy()
         if isinstance(given, Tensor):
-            return [given] if given.ndim == 3 else given  # type: ignore[return-value]
+            return [given] if given.ndim == 3 else given
         return pictures.as_list(given, self.model.channels)
 
     def __getitem__(self, index: int) -> Frame:

@@ -93,7 +93,8 @@ def area_of(target: Region, pixels: np.ndarray | None, frame: Frame, name: str, 
     if target.point is not None:
         return point_area(target, frame, seen, name)
     if target.box is not None:
-        area = boxed(target.box, seen)
+        left, top, right, bottom = target.box
+        area = boxed((left, top, right, bottom), seen)
     else:
         assert pixels is not None
         masks.check_shape((pixels.shape[1], pixels.shape[0]), frame.size, number)

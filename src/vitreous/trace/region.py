@@ -38,8 +38,8 @@ class Region(Target):
 
     cls: int | str
     _: KW_ONLY
-    point: tuple[float, float] | None = None
-    box: tuple[float, float, float, float] | None = None
+    point: Sequence[float | int] | None = None
+    box: Sequence[float | int] | None = None
     mask: Any = None
     predicted: bool = False
     names_classes = True

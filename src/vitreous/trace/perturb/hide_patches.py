@@ -24,7 +24,7 @@ from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Tokens
 
-Hidden = Bool[Tensor, "V *frames h w"]
+Hidden = Bool[Tensor, "V *cells h w"]
 Hide = Callable[[Sequence[int], Hidden], Finished]
 LOCAL = "can tokens be exchanged in place of pixels?"
 
