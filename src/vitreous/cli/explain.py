@@ -231,7 +231,7 @@ def told_area(trace: Trace, index: int, number: int) -> dict[str, Any]:
 def told_detection(trace: Trace, index: int, cls: int, query: int, share: float, box: Box) -> dict[str, Any]:
     """One detection; its box is left, top, right, bottom in pixels of the image, where that is known."""
     told = {"class": cls, "label": trace.model.label(cls), "probability": share, "query": query}
-    seen = trace.frames[index].seen
+    seen = trace.crops[index].seen
     if seen is None:
         return told
     (left, top, right, bottom), (y0, x0, y1, x1) = seen, box

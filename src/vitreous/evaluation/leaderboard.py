@@ -208,7 +208,7 @@ class Leaderboard(Board):
 
     def _scene(self, batch: Batch, loaded: Loaded) -> Scene:
         trace = Trace(self.model, torch.as_tensor(batch.images), self.data.beside(batch.numbers))
-        trace.frames = replace(trace.frames, prepared=True)
+        trace.crops = replace(trace.crops, prepared=True)
         trace.whole()
         target = self._target(trace, batch.numbers)
         timed = len(self.forwards) < TIMED
@@ -286,7 +286,7 @@ def show_inputs(model: Model, data: Data) -> None:
 def target_of_sample(data: Data, target: Any, trace: Trace, number: int) -> Target:
     """The label of an image if that is asked for and known, else what the target is on its trace."""
     label = data.samples[number].label if target in (None, "label") else None
-    trace.frames = replace(trace.frames, prepared=True)
+    trace.crops = replace(trace.crops, prepared=True)
     return (
         read_target(trace, label).fix(trace.output)
         if isinstance(label, int)

@@ -36,7 +36,7 @@ def aimed(trace: Trace, target: Target, index: int) -> Aimed:
     """A trace of one image with the read-out of a target, which is fixed on the images of the trace."""
     inputs, one = trace.inputs.of_images([index]), target.of_image(index)
     own = Aimed(trace.model, trace.images[index : index + 1], inputs)
-    own.autocast, own.frames = trace.autocast, trace.frames.of(index)
+    own.autocast, own.crops = trace.autocast, trace.crops.of(index)
     layout = own.layout
     if layout.pooled or (layout.obstacle is not None and not layout.stages):
         return own

@@ -6,25 +6,25 @@ from vitreous.errors import TargetError
 from vitreous.models.model import Model
 from vitreous.trace.area import Sides
 from vitreous.trace.concept import Concept, Text
+from vitreous.trace.crops import Crop, Crops
 from vitreous.trace.detection import Detected, Detection, Sought
-from vitreous.trace.frames import Frame, Frames
 from vitreous.trace.parse_target import parse_text
 from vitreous.trace.region import Region
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top, checked
 
 
-def sought(target: Target, model: Model, frames: Frames, count: int) -> Target:
+def sought(target: Target, model: Model, crops: Crops, count: int) -> Target:
     """The target on the images of a detector."""
     if isinstance(target, Contrast):
-        return Contrast(*(sought(one, model, frames, count) for one in (target.one, target.other)))
+        return Contrast(*(sought(one, model, crops, count) for one in (target.one, target.other)))
     if isinstance(target, Each):
-        return together([sought(one, model, frames.of(i), 1) for i, one in enumerate(target.targets)])
+        return together([sought(one, model, crops.of(i), 1) for i, one in enumerate(target.targets)])
     if isinstance(target, Class):
         return Detected(model, tuple(Sought(number) for number in target.numbers))
     if isinstance(target, Top):
         return Detected(model, (Sought(target),))
     if isinstance(target, Detection):
-        return detected(target, model, frames, count)
+        return detected(target, model, crops, count)
     if isinstance(target, Neuron | Concept | Text | Region):
         said = f"{target}: {model.name} has {model.form.value}"
         raise TargetError(f"{said}; give CLASS@query:17, CLASS@box:x0,y0,x1,y1, a class or top-1")
@@ -39,12 +39,12 @@ def together(each: list[Target]) -> Target:
     return Detected(found[0].model, tuple(one.each[0] for one in found))
 
 
-def detected(target: Detection, model: Model, frames: Frames, count: int) -> Detected:
+def detected(target: Detection, model: Model, crops: Crops, count: int) -> Detected:
     cls = class_of(target, model)
     if target.query is not None:
         return Detected(model, (Sought(cls, target.query, said=target.where),))
     return Detected(
-        model, tuple(Sought(cls, box=seen_box(target, frames[i], model.name), said=target.where) for i in range(count))
+        model, tuple(Sought(cls, box=seen_box(target, crops[i], model.name), said=target.where) for i in range(count))
     )
 
 
@@ -59,12 +59,12 @@ def class_of(target: Detection, model: Model) -> int | Top:
     raise TargetError(f"{target}: {target.cls!r} is not one class")
 
 
-def seen_box(target: Detection, frame: Frame, name: str) -> Sides:
+def seen_box(target: Detection, crop: Crop, name: str) -> Sides:
     """A box in pixels of the image as shares of what the model sees of it."""
-    if frame.seen is None:
+    if crop.seen is None:
         said = f"{target}: the preprocessing of {name} shows the model no upright rectangle of the image"
         raise TargetError(f"{said}, so a place in it is not known; give {target.cls}@query:17")
-    left, top, right, bottom = frame.seen
+    left, top, right, bottom = crop.seen
     assert target.box is not None
     x0, y0, x1, y1 = target.box
     wide, high = right - left, bottom - top

@@ -15,9 +15,9 @@ from vitreous.models.model import Model
 from vitreous.models.output import Form
 from vitreous.trace.area import Area, Drawn, Point, Sides, boxed
 from vitreous.trace.concept import Concept, Text
+from vitreous.trace.crops import Crop, Crops
 from vitreous.trace.detecting import sought
 from vitreous.trace.detection import best_detections
-from vitreous.trace.frames import Frame, Frames
 from vitreous.trace.parse_target import parse_text
 from vitreous.trace.region import Placed, Region, Spot, predicted_shares
 from vitreous.trace.target import Class, Contrast, Each, Neuron, Target, Top
@@ -27,7 +27,7 @@ from vitreous.trace.trace import Trace
 def place(target: Target, trace: Trace) -> Target:
     """The target on the images of a trace: a class without a place means the places where it is predicted."""
     put = sought if trace.model.form is Form.DETECTIONS else placed
-    return put(target, trace.model, trace.frames, len(trace))
+    return put(target, trace.model, trace.crops, len(trace))
 
 
 def best_classes(trace: Trace) -> list[int]:
@@ -41,11 +41,11 @@ def best_classes(trace: Trace) -> list[int]:
     return found
 
 
-def placed(target: Target, model: Model, frames: Frames, count: int) -> Target:
+def placed(target: Target, model: Model, crops: Crops, count: int) -> Target:
     if isinstance(target, Contrast):
-        return Contrast(*(placed(one, model, frames, count) for one in (target.one, target.other)))
+        return Contrast(*(placed(one, model, crops, count) for one in (target.one, target.other)))
     if isinstance(target, Each):
-        each = [placed(one, model, frames.of(i), 1) for i, one in enumerate(target.targets)]
+        each = [placed(one, model, crops.of(i), 1) for i, one in enumerate(target.targets)]
         spots = [spot for one in each if isinstance(one, Placed) for spot in one.spots]
         return Placed(model, tuple(spots)) if len(spots) == len(each) else Each(tuple(each))
     if isinstance(target, Class):
@@ -53,14 +53,14 @@ def placed(target: Target, model: Model, frames: Frames, count: int) -> Target:
     if isinstance(target, Top):
         return Placed(model, (Spot(target, "predicted"),))
     if isinstance(target, Region):
-        return region(target, model, frames, count)
+        return region(target, model, crops, count)
     if isinstance(target, Neuron | Concept | Text):
         said = f"{target}: {model.name} has {model.form.value}, so one number of it, or its embedding, is no score"
         raise TargetError(f"{said} of an image; give CLASS@x,y, CLASS@x0,y0,x1,y1, CLASS@mask.png or CLASS@predicted")
     return target
 
 
-def region(target: Region, model: Model, frames: Frames, count: int) -> Placed:
+def region(target: Region, model: Model, crops: Crops, count: int) -> Placed:
     outputs = model.outputs or 0
     found = parse_text(str(target.cls), model, outputs) if isinstance(target.cls, str) else Class(target.cls)
     if not isinstance(found, Top) and not (isinstance(found, Class) and isinstance(found.index, int)):
@@ -73,7 +73,7 @@ def region(target: Region, model: Model, frames: Frames, count: int) -> Placed:
         pixels = drawn(target.mask)
         if not isinstance(target.mask, str | Path):
             said = f"mask:{hashlib.sha256(pixels.tobytes()).hexdigest()[:8]}"  # of no file
-    areas = (area_of(target, pixels, frames[i], model.name, i) for i in range(count))
+    areas = (area_of(target, pixels, crops[i], model.name, i) for i in range(count))
     return Placed(model, tuple(Spot(cls, said, area) for area in areas))
 
 
@@ -84,39 +84,39 @@ def drawn(mask: Any) -> np.ndarray:
         raise TargetError(str(error)) from None
 
 
-def area_of(target: Region, pixels: np.ndarray | None, frame: Frame, name: str, number: int) -> Area:
+def area_of(target: Region, pixels: np.ndarray | None, crop: Crop, name: str, number: int) -> Area:
     """The part of what the model sees; raise if it sees nothing of it."""
-    (wide, high), seen = frame
+    (wide, high), seen = crop
     if seen is None:
         said = f"{target}: the preprocessing of {name} shows the model no upright rectangle of the image"
         raise TargetError(f"{said}, so a place in it is not known; give CLASS@predicted, or a float tensor")
     if target.point is not None:
-        return point_area(target, frame, seen, name)
+        return point_area(target, crop, seen, name)
     if target.box is not None:
         left, top, right, bottom = target.box
         area = boxed((left, top, right, bottom), seen)
     else:
         assert pixels is not None
-        masks.check_shape((pixels.shape[1], pixels.shape[0]), frame.size, number)
+        masks.check_shape((pixels.shape[1], pixels.shape[0]), crop.size, number)
         across, down = pixels.shape[1] / wide, pixels.shape[0] / high
         area = Drawn(pixels, (seen[0] * across, seen[1] * down, seen[2] * across, seen[3] * down))
     if float(area.coverage((1, 1))) <= 0:
         what = "is empty or " if pixels is not None else ""
-        raise TargetError(f"{target} {what}lies outside what {name} sees of the image: {sees(frame, seen)}")
+        raise TargetError(f"{target} {what}lies outside what {name} sees of the image: {sees(crop, seen)}")
     return area
 
 
-def point_area(target: Region, frame: Frame, seen: Sides, name: str) -> Point:
+def point_area(target: Region, crop: Crop, seen: Sides, name: str) -> Point:
     """The point in the middle of a pixel."""
     assert target.point is not None
     x, y = target.point
-    wide, high = frame.size
+    wide, high = crop.size
     if not (0 <= x < wide and 0 <= y < high):
         raise TargetError(f"{target} lies outside the image, which has {wide}×{high} pixels")
     middle = partial(share_of, seen=seen)
     across, down = middle(x + (0.5 if x == int(x) else 0), axis=0), middle(y + (0.5 if y == int(y) else 0), axis=1)
     if not (0 <= across < 1 and 0 <= down < 1):
-        raise TargetError(f"{target} lies outside what {name} sees of the image: {sees(frame, seen)}")
+        raise TargetError(f"{target} lies outside what {name} sees of the image: {sees(crop, seen)}")
     return Point(across, down)
 
 
@@ -124,8 +124,8 @@ def share_of(pixel: float, seen: Sides, axis: int) -> float:
     return (pixel - seen[axis]) / (seen[axis + 2] - seen[axis])
 
 
-def sees(frame: Frame, seen: Sides) -> str:
+def sees(crop: Crop, seen: Sides) -> str:
     """What is seen of an image, for people."""
     left, top, right, bottom = (round(side, 1) for side in seen)
-    wide, high = frame.size
+    wide, high = crop.size
     return f"x from {left:g} to {right:g}, y from {top:g} to {bottom:g} of {wide}×{high} pixels"

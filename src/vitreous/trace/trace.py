@@ -21,7 +21,7 @@ from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.models.readers import reader_weights
-from vitreous.trace.frames import Frames
+from vitreous.trace.crops import Crops
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
 from vitreous.trace.target import Target
@@ -35,7 +35,7 @@ class Trace(Batch):
 
     def __init__(self, model: Model, images: Any, inputs: Any = None) -> None:
         super().__init__(model, images, inputs)
-        self.frames = Frames(model, images)
+        self.crops = Crops(model, images)
         self.layout = model.layout_at(self.extent, self.inputs)
         self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
         self._record: Stopped | None = None
@@ -80,13 +80,13 @@ class Trace(Batch):
     def fork(self) -> Trace:
         """A trace that shares the recorded forward pass; what is added to it, such as graphs, is not shared."""
         other = self.like(self.images)
-        other._record, other.frames, other.layout, other.queries = self._record, self.frames, self.layout, self.queries
+        other._record, other.crops, other.layout, other.queries = self._record, self.crops, self.layout, self.queries
         return other
 
     def only(self, index: int) -> Trace:
         """A trace of one of the images; nothing is shared."""
         other = self.like(self.images[index : index + 1], [index])
-        other.frames, other.layout = self.frames.of(index), self.layout
+        other.crops, other.layout = self.crops.of(index), self.layout
         other.queries = None if self.queries is None else self.queries[index : index + 1]
         return other
 

@@ -109,7 +109,7 @@ async def predict(engine: Served, asked: schema.PredictAsked) -> schema.Predicti
     if not trace.classifies:
         said = f"{served.name} has no classifier: explain a concept, a text or neuron:NUMBER"
         return schema.Prediction(classes=[], why=said)
-    seen = trace.frames[0].seen if served.model.form is not Form.VECTOR else None
+    seen = trace.crops[0].seen if served.model.form is not Form.VECTOR else None
     return schema.Prediction(classes=best(served.model, trace.output[0], asked.top), seen=seen)
 
 

@@ -229,7 +229,7 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     if not kind.targeted:
         return
     trace = Trace(model, torch.zeros(1, model.channels, *model.size), data.beside([0]))
-    trace.frames = replace(trace.frames, prepared=True)
+    trace.crops = replace(trace.crops, prepared=True)
     for target in targets:
         if target in (None, "label"):
             if not trace.classifies:

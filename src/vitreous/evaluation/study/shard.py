@@ -177,7 +177,7 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
     alone = len(batch) == 1
     try:
         trace = Trace(rows.model, torch.as_tensor(batch.images), rows.beside(batch.numbers))
-        trace.frames = replace(trace.frames, prepared=True)
+        trace.crops = replace(trace.crops, prepared=True)
         trace.whole()
         shown = [number in rows.loaded.photos for number in batch.numbers]
         for t, asked in enumerate(rows.recipe.targets):

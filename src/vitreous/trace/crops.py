@@ -16,7 +16,7 @@ from vitreous.models.model import Model
 from vitreous.trace.area import Sides
 
 
-class Frame(NamedTuple):
+class Crop(NamedTuple):
     """One image."""
 
     size: tuple[int, int]  # width, height
@@ -24,18 +24,18 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Frames:
-    """The frame of each image, found when first needed."""
+class Crops:
+    """The crop of each image, found when first needed."""
 
     model: Model
     images: Any  # as they were given
     numbers: Sequence[int] | None = None  # of the images among these; None: all of them
     prepared: bool = False  # by a reader of data sets, so that their own pixels are not known
 
-    def of(self, index: int) -> Frames:
-        """The frames of one of the images."""
+    def of(self, index: int) -> Crops:
+        """The crops of one of the images."""
         number = index if self.numbers is None else self.numbers[index]
-        return Frames(self.model, self.images, [number], self.prepared)
+        return Crops(self.model, self.images, [number], self.prepared)
 
     @cached_property
     def _listed(self) -> Any:
@@ -46,7 +46,7 @@ class Frames:
             return [given] if given.ndim == 3 else given
         return pictures.as_list(given, self.model.channels)
 
-    def __getitem__(self, index: int) -> Frame:
+    def __getitem__(self, index: int) -> Crop:
         if self.prepared:
             raise TargetError(
                 "the images of a data set are read at the model's size, where pixels of their own are not known; "
@@ -56,6 +56,6 @@ class Frames:
         image = self._listed[number]
         if is_ready(image):
             wide, high = image.shape[-1], image.shape[-2]
-            return Frame((wide, high), (0.0, 0.0, float(wide), float(high)))
+            return Crop((wide, high), (0.0, 0.0, float(wide), float(high)))
         size = pictures.read(image, number, self.model.channels).image.size
-        return Frame(size, self.model.preprocess.located(size))
+        return Crop(size, self.model.preprocess.located(size))
