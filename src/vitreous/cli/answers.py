@@ -55,7 +55,7 @@ def ask(
 def words(image: str, text: str, backbone: Backbone, method: str, place: Place) -> None:
     found = one_picture(image)
     model = backbone.load()
-    made = weighing.words(model, str(found.files[0]), text, method)  # type: ignore[arg-type]
+    made = weighing.words(model, str(found.files[0]), text, method)
     summary, files = written(made, "words", model.name, found, place)
     weights = [{"word": word, "relevance": float(value)} for word, value in zip(made.words, made.values)]
     if place.as_json:

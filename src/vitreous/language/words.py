@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from vitreous.trace.text_tower import TextRun, TextTower
 from vitreous.trace.views import Views
 from vitreous.version import VERSION
 
-Method = Literal["gradient", "gae", "occlusion"]
+METHODS = ("gradient", "gae", "occlusion")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +85,16 @@ class Words:
         return png_bytes(self.figure())
 
 
-def words(model: Any, image: Any, text: str, method: Method = "gradient") -> Words:
+def words(model: Any, image: Any, text: str, method: str = "gradient") -> Words:
     """Find which words of a text make it similar to an image, for CLIP-like models.
 
     `method`: "gradient" (gradient × embedding of each token, summed over the tokens of a word), "gae" (attention that
     raises the similarity, followed through the text tower) or "occlusion" (how much the similarity falls if the word is
     left out; one run for each word).
     """
-    if method not in get_args(Method):
-        known = get_args(Method)
-        raise OptionError(f"there is no method {method!r} for words{nearest(method, known)}; use {', '.join(known)}")
+    if method not in METHODS:
+        near = nearest(method, METHODS)
+        raise OptionError(f"there is no method {method!r} for words{near}; use {', '.join(METHODS)}")
     listed = text.split()
     if not listed:
         raise InputError("the text has no words")

@@ -31,7 +31,7 @@ from vitreous.models.libraries import Library, adapt, library_of
 from vitreous.models.output import AUTO, Ending, Form, Meaning, check_kind, decide, lay_out, see
 from vitreous.models.still import Still, hold_still
 from vitreous.models.survey_run import noise_images
-from vitreous.models.video import Axes, checked_axes, not_images, prepared
+from vitreous.models.video import checked_axes, not_images, prepared
 from vitreous.types import Extent, Images
 
 
@@ -64,7 +64,7 @@ class Model:
         inputs: Mapping[str, Any] | None = None,
         image: str | None = None,
         frames: int | None = None,
-        axes: Axes = "BTCHW",
+        axes: str = "BTCHW",
         branch: int | None = None,
     ) -> None:
         if isinstance(net, torch.jit.ScriptModule):

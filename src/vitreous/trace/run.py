@@ -220,7 +220,7 @@ def perform(
     )
 
 
-def one_each(images: Images, how: Run) -> Images:
+def one_each(images: Images, how: Run) -> Float[Tensor, "rows *image"]:
     """An image for each row: the blocks would get more rows than the network has inputs."""
     assert how.rows is not None
     return images.expand(len(how.rows), *images.shape[1:]) if len(images) == 1 else images[list(how.rows)]
