@@ -143,5 +143,7 @@ def reads(layout: Layout) -> str:
     if read == patches:
         return "the patches"
     others = sorted(read - patches)
+    if not others:
+        return "some of the patches"
     words = f"token {', '.join(map(str, others))}"
     return f"{words} and the patches" if read & patches else words
