@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     thin_out(items)
 
 
-def thin_out(items: list[pytest.Item], many: int = 8) -> None:
-    """Of a test with many cases the quick suite runs half, of one with very many a quarter, chosen by their names.
+def thin_out(items: list[pytest.Item], many: int = 6) -> None:
+    """Of a test with many cases the quick suite runs half, of one with very many a sixth, chosen by their names.
 
     Of a test with several parameters each name keeps a case, so that every method, metric and model is met.
     """
@@ -71,7 +71,7 @@ def thin_out(items: list[pytest.Item], many: int = 8) -> None:
         if item.get_closest_marker("slow") is None and hasattr(item, "callspec"):
             groups[item.nodeid.partition("[")[0]].append(item)
     for cases in groups.values():
-        share = 1 if len(cases) < many else 2 if len(cases) < 3 * many else 4
+        share = 1 if len(cases) < many else 2 if len(cases) < 3 * many else 6
         met: set[tuple[str, object]] = set()
         for item in cases:
             case: Any = item.callspec  # type: ignore[attr-defined]
