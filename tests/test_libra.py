@@ -442,7 +442,8 @@ def is_staged(name: str) -> bool:
 def able(method: str, options: Options, name: str) -> bool:
     """Whether the model has what this variant needs."""
     entry = zoo.ZOO[name]
-    blocks = method in IN_MODULES or options.get("at") == "block" or options == {"wrt": "tokens"}
+    tokens = options == {"wrt": "tokens"} and not is_staged(name)
+    blocks = method in IN_MODULES or options.get("at") == "block" or tokens
     summed = method == "libra_fullgrad" or options.get("layers") == "all"
     biases = options == {"bias": True} and not entry.flow
     return not (

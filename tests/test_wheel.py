@@ -124,7 +124,7 @@ def test_it_explains_a_photo_where_nothing_else_is(bare: Path, tmp_path: Path) -
     with np.load(tmp_path / "out" / "cat.npz", allow_pickle=False) as stored:
         (key,) = set(stored) - {"provenance"}
         assert key.startswith("centred_lrp@") and stored[key].shape == (14, 14)
-        assert json.loads(str(stored["provenance"]))[key]["vitreous"] == VERSION
+        assert json.loads(str(stored["provenance"]))["maps"][key]["vitreous"] == VERSION
 
 
 ASKED = """

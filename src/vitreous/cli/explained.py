@@ -77,6 +77,7 @@ class Writer:
         self.pool = ThreadPoolExecutor(threads or min(THREADS, os.cpu_count() or 1), "vitreous-writer")
         self.room = BoundedSemaphore(WAITING)
         self.jobs: dict[Path, Future[Written]] = {}
+        self.claims: list[ExitStack] = []  # that reserve names
         self.files: list[Path] = []  # the index and the summaries
         self.held = 0  # results in the folder, with those of earlier runs
 
@@ -86,11 +87,14 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for what is given; after an interrupt only for files that are being written."""
         self.pool.shutdown(wait=True, cancel_futures=kind is not None and not issubclass(kind, Exception))
+        for held in self.claims:  # of what was never begun
+            held.close()
 
     def add(self, one: Explanation, name: str) -> None:
         """Reserve the names of the files now, write them soon; raises if an earlier one could not be written."""
         self.check()
         mark, held = mark_of(one.maps), ExitStack()
+        self.claims.append(held)
         endings = [f".{kind}" for kind in sorted(self.form.kinds, key=NUMBERS.__ne__)]  # the maps first
         name = held.enter_context(placed(self.summary, name, endings, mark["identity"], self.form.overwrite))
         names = [f"{name}{ending}" for ending in endings]

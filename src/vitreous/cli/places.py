@@ -141,16 +141,18 @@ def create(claim: Path, identity: str) -> bool:
     told = {"identity": identity, "host": socket.gethostname(), "process": os.getpid()}
     try:
         claim.parent.mkdir(parents=True, exist_ok=True)
-        with claim.open("x", encoding="utf-8") as file:
+        file = claim.open("x", encoding="utf-8")
+        RESERVED.add(claim)  # dropped also if it cannot be written
+        with file:
             json.dump(told, file)
     except FileExistsError:
         if not claim.parent.is_dir():
             raise
         return False
     except OSError as error:
+        drop(claim)
         place = claim.with_name(claim.name[1:].removesuffix(CLAIM))
         raise OSError(error.errno, error.strerror, str(place)) from None
-    RESERVED.add(claim)
     return True
 
 
