@@ -363,6 +363,7 @@ def opened(browser: Any, index: Path, width: int, scheme: str) -> tuple[Any, lis
     return page, said
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_sorting_and_filtering_in_a_browser(browser: Any, index: Path, width: int, scheme: str) -> None:

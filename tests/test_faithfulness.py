@@ -72,6 +72,7 @@ def scene(count: int) -> tuple[Tensor, Tensor]:
     return weights, (images - images.mean((2, 3), keepdim=True)).expand(-1, 3, -1, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "options"), CASES, ids=lambda case: str(case))
 def test_truth_beats_chance_beats_its_opposite(metric: str, options: dict[str, Any]) -> None:
     """A model that reads a few patches: the true map, random maps, the true map turned round."""

@@ -361,7 +361,8 @@ def crossvit_run(net: Any, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, list[i
     return torch.stack(scores).mean(0), layers
 
 
-@pytest.mark.parametrize("branch", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("branch", [0, 1])
 def test_a_branch_is_that_of_dense_matrices_over_both(branch: int) -> None:
     net, x = crossvit(), images()
     scores, layers = crossvit_run(net, x)

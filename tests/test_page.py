@@ -511,6 +511,7 @@ def test_colours_are_those_of_the_figures(visit: Callable[..., Any]) -> None:
         assert np.abs(ours - theirs).max() < 4
 
 
+@pytest.mark.slow
 def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     page = visit(THREE)
     maps(page, 5)
@@ -565,6 +566,7 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     page.wait_for_function("() => document.querySelector('.traced ~ .extras').innerText.startsWith('3 of')")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "wide", "high"),
     [("light", 1280, 800), ("dark", 390, 844), *rare(("dark", 1280, 800), ("light", 390, 844))],

@@ -84,6 +84,7 @@ def workers() -> list[int]:
     return [process for process in named if ours(process)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
     "kind", ["cass", *(pytest.param(k, marks=pytest.mark.slow) for k in ("spread", "compare", "leaderboard"))]

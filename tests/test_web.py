@@ -1528,6 +1528,7 @@ def test_hosts() -> None:
     assert bracketed("::1") == "[::1]" and bracketed("127.0.0.1") == "127.0.0.1"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_serve(tmp_path: Path) -> None:
     """The command itself, until Ctrl-C, in the middle of a job, which it does not wait for."""
