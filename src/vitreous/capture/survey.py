@@ -227,7 +227,8 @@ class Surveyed(Capture):
         of_products = [getattr(one, FACTORS, None) for one in factors]
         for number, pair in enumerate(of_products):
             whole = [*(pair or ()), *(one for i, one in enumerate(factors) if i != number)]
-            if pair is not None and soft_of(factors[number]) is None and all(map(is_activation, whole)):
+            soft = any(soft_of(one) is not None for one in (*factors, *whole))
+            if pair is not None and not soft and all(map(is_activation, whole)):
                 self.survey.linear.append((caller(self.names), whole))
         super().see_product(func, args, kwargs, out)
 
