@@ -200,7 +200,7 @@ def marks(method: str, kind: str) -> list[pytest.MarkDecorator]:
 def test_battery(method: str, kind: str) -> None:
     of, given = KINDS[kind], images(kind)
     if METHODS[method].attention and not of.flow:
-        with pytest.raises(Unsupported, match="no weights between tokens|between channels, not between tokens"):
+        with pytest.raises(Unsupported, match=r"no weights between tokens|between channels, not between tokens"):
             explained(model(kind), given, method)
         return
     if method in of.refused:
