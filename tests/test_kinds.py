@@ -17,7 +17,7 @@ from test_methods import CHEAP, IN_MODULES
 from torch import Tensor, nn
 
 import vitreous
-from vitreous import METHODS, Model
+from vitreous import METHODS, Model, Trace
 from vitreous.errors import Unsupported
 
 GRID = (4, 5)  # of patches of 16 pixels
@@ -224,7 +224,7 @@ def test_battery(method: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_geometry(kind: str) -> None:
-    layout = model(kind).layout_at(KINDS[kind].size)
+    layout = Trace(model(kind), images(kind)[:1]).layout  # whether images keep apart is known after a trace
     assert layout.grid == GRID and layout.patch == (16, 16) and (layout.obstacle is None) == KINDS[kind].flow
     assert model(kind).channels == KINDS[kind].channels
     assert layout.alone == (kind in ("packed", "mixing"))
