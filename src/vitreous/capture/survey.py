@@ -140,13 +140,11 @@ class Patches(TorchFunctionMode):
         self.grids: list[tuple[int, int]] = []  # output sizes of convolutions
         self.frames: list[int] = []  # of convolutions over time
         self.rows: list[tuple[int, int]] = []  # (tokens, width) of the inputs of linear layers
-        self.sampled = False  # whether something is read at points between its places, as deformable attention does
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.sampled = self.sampled or func is F.grid_sample
         if self.seen.seen == 0 and func in (F.conv2d, F.conv3d):
             self.grids.append((out.shape[-2], out.shape[-1]))
             self.frames += [out.shape[-3]] if func is F.conv3d else []

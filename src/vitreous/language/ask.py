@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 
-from vitreous._support.arrays import save_arrays
-from vitreous._support.files import FIGURES
 from vitreous.api import explain_targets
 from vitreous.attribution import Attribution, mark_of
 from vitreous.errors import InputError, OptionError, TargetError, nearest
 from vitreous.models.load import load
 from vitreous.models.model import Model
 from vitreous.models.speaker import Speaker, WordsModel
-from vitreous.plot.figure import png_bytes, save_figure
+from vitreous.plot.figure import png_bytes, save_either
 from vitreous.plot.sheet import Sheet
 from vitreous.plot.words import answer_figure
 from vitreous.registry import ConfiguredMethod
@@ -69,14 +67,8 @@ class Answer:
 
     def save(self, path: str | Path) -> Path:
         """Save the figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
-        file = Path(path)
-        if file.suffix.lower() == ".npz":
-            save_arrays(file, {name: one.map[0].cpu().numpy() for name, one in self.named.items()}, self.mark)
-        elif file.suffix.lower() in FIGURES:
-            save_figure(self.figure(), file, self.mark)
-        else:
-            raise OptionError(f"{file}: cannot save as {file.suffix or 'a file without suffix'}; use .npz or .png")
-        return file
+        arrays = {name: one.map[0].cpu().numpy() for name, one in self.named.items()}
+        return save_either(path, self.figure, arrays, self.mark)
 
     def _repr_png_(self) -> bytes:
         return png_bytes(self.figure())

@@ -13,13 +13,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from vitreous._support.arrays import save_arrays
-from vitreous._support.files import FIGURES
 from vitreous._support.marks import identity_of
 from vitreous.capture.attention_backward import shown
 from vitreous.errors import InputError, OptionError, Unsupported, nearest
 from vitreous.language.ask import one_image
-from vitreous.plot.figure import png_bytes, save_figure
+from vitreous.plot.figure import png_bytes, save_either
 from vitreous.plot.sheet import Sheet
 from vitreous.plot.words import words_figure
 from vitreous.trace.apply import as_model
@@ -72,14 +70,8 @@ class Words:
 
     def save(self, path: str | Path) -> Path:
         """Save the figure (.png, .svg, .pdf, …), or the numbers (.npz)."""
-        file = Path(path)
-        if file.suffix.lower() == ".npz":
-            save_arrays(file, {"relevance": self.values.numpy(), "words": np.array(self.words)}, self.mark)
-        elif file.suffix.lower() in FIGURES:
-            save_figure(self.figure(), file, self.mark)
-        else:
-            raise OptionError(f"{file}: cannot save as {file.suffix or 'a file without suffix'}; use .npz or .png")
-        return file
+        arrays = {"relevance": self.values.numpy(), "words": np.array(self.words)}
+        return save_either(path, self.figure, arrays, self.mark)
 
     def _repr_png_(self) -> bytes:
         return png_bytes(self.figure())

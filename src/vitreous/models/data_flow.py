@@ -41,11 +41,11 @@ class DataFlow:
         """Whether a marked tensor depends on the leaf; an attention over another input does not."""
         node = self._nodes[number]
         known = 1 << len(self._nodes) in self.marks.values()
-        return not known or (node is not None and self.is_of_leaf(node))
+        return not known or self.is_of_leaf(node)
 
     def is_of_leaf(self, node: Node) -> bool:
         """Whether what a node made depends on the leaf."""
-        return bool(self.below(node) >> len(self._nodes) & 1)
+        return node is not None and bool(self.below(node) >> len(self._nodes) & 1)
 
     def feeds(self, one: int, other: int) -> bool:
         """Whether a marked tensor depends on an earlier one."""

@@ -83,7 +83,7 @@ def sort_calls(seen: Seen, flow: DataFlow, numbers: list[int]) -> tuple[list[int
 
 def is_decoded(tensor: Tensor, decoded: int, flow: DataFlow) -> bool:
     """Whether a tensor is learned, or has passed through the decoder."""
-    if tensor.grad_fn is None or not flow.is_of_leaf(tensor.grad_fn):
+    if not flow.is_of_leaf(tensor.grad_fn):
         return True
     return bool(flow.below(tensor.grad_fn) & decoded)
 

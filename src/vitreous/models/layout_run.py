@@ -115,7 +115,7 @@ def read_geometry(
     obstacle, numbers, pool = (
         (None, [], None) if given is not None else find_obstacle(seen, flow, read, separate, found, places)
     )
-    if obstacle is not None and survey.cut.sampled and model.form in (Form.DENSE, Form.DETECTIONS):
+    if obstacle is not None and survey.sampled and model.form in (Form.DENSE, Form.DETECTIONS):
         obstacle = Obstacle(SAMPLED, separate=True)
     if numbers:
         foreign = [i for i in range(len(seen.calls)) if flow.known and not flow.of_leaf(i)]
@@ -156,7 +156,7 @@ def branch_of(
 ) -> Layout | None:
     """The layout of one of several branches that exchange tokens, if the network is built so."""
     able = seen.count > 1 and not seen.survey.mixed and flow.known and len(size) == 2
-    if not able or model.form is Form.DETECTIONS or without_weights(seen) is not None:
+    if not able or model.form is Form.DETECTIONS or without_weights(seen, flow) is not None:
         return None
     if unlike([seen.calls[i] for i in read]) is not None:
         return None

@@ -39,7 +39,7 @@ def find_obstacle(
 
     `read`: the attention calls that the output depends on; `separate`: they do not form one chain.
     """
-    early = hidden(seen, read, places)
+    early = hidden(seen, flow, read, places)
     if early is not None:
         return early, [], None
     layers = [i for i in read if layout.is_layer(seen.calls[i], seen.count)]
@@ -65,12 +65,12 @@ def find_obstacle(
     return unlike([seen.calls[i] for i in layers]), layers, next(iter(pool), None)
 
 
-def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | None:
+def hidden(seen: Seen, flow: DataFlow, read: list[int], places: Places | None) -> Obstacle | None:
     """What keeps attention or tokens from being seen at all."""
     if seen.survey.mixed:
         where = seen.survey.mixed[0] or "its own code"
         return Obstacle(f"changes its attention between softmax and values (in {where})")
-    other = without_weights(seen)
+    other = without_weights(seen, flow)
     if other is not None:
         return other
     if not seen.calls:
@@ -84,26 +84,19 @@ def hidden(seen: Seen, read: list[int], places: Places | None) -> Obstacle | Non
     return None
 
 
-def without_weights(seen: Seen) -> Obstacle | None:
+def without_weights(seen: Seen, flow: DataFlow) -> Obstacle | None:
     """Attention that never forms weights between tokens: deformable, or linear."""
     for where, grid in seen.survey.sampled:
-        if of_image(grid, seen):
+        if flow.is_of_leaf(grid.grad_fn):
             said = f"samples points that it chooses itself (deformable attention, in {where or 'its own code'})"
             return Obstacle(f"{said}: there are no weights between tokens", final=True)
     for where, factors in seen.survey.linear:
-        if all(of_image(one, seen) for one in factors):
+        if all(flow.is_of_leaf(one.grad_fn) for one in factors):
             said = f"without a softmax (linear attention, in {where or 'its own code'})"
             return Obstacle(
                 f"multiplies queries, keys and values {said}: there are no weights between tokens", final=True
             )
     return None
-
-
-def of_image(made: Tensor, seen: Seen) -> bool:
-    """Whether something depends on the images."""
-    if not made.requires_grad or not seen.images.requires_grad:
-        return False
-    return torch.autograd.grad(made.sum(), [seen.images], retain_graph=True, allow_unused=True)[0] is not None
 
 
 def is_pool(call: Attention, last: int, flow: DataFlow, images: int) -> bool:

@@ -12,7 +12,7 @@ from vitreous.errors import InputError
 from vitreous.plot.colour import LINES
 from vitreous.plot.curves import frame
 from vitreous.plot.explained import Explained
-from vitreous.plot.overlay import reduced
+from vitreous.plot.overlay import reduced, side_by_side
 from vitreous.plot.panel import MARGIN, Panel, footer, framed, heading
 from vitreous.plot.sheet import LABEL, QUIET, Sheet
 
@@ -22,7 +22,6 @@ HEADS, FOOTER = 0.42, 0.26
 STEPS = 0.22  # the line that names the steps
 CHART, ABOVE, BELOW, LEFT = 1.4, 0.45, 0.35, 0.5
 LEAST_WIDTH = 4.6
-SIDE = 224  # pixels of an image in a row of maps
 
 
 def film_figure(
@@ -81,17 +80,8 @@ def draw_chart(sheet: Sheet, lines: Mapping[str, Sequence[tuple[int, float]]], t
 
 def row_of_maps(look: Explained, most: int = ROWS) -> Image.Image:
     """The maps of the first images side by side, each over its image."""
-    pictures = []
-    for i in range(min(len(look), most)):
-        picture = Panel.of(look, i, shown(look, i), False).picture
-        pictures.append(picture.resize((max(1, round(SIDE * picture.width / picture.height)), SIDE)))
-    gap = 4
-    whole = Image.new("RGB", (sum(p.width + gap for p in pictures) - gap, SIDE), "white")
-    x = 0
-    for picture in pictures:
-        whole.paste(picture, (x, 0))
-        x += picture.width + gap
-    return whole
+    count = min(len(look), most)
+    return side_by_side([Panel.of(look, i, shown(look, i), False).picture for i in range(count)])
 
 
 def shown(look: Explained, index: int) -> Image.Image | None:

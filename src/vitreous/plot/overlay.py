@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,7 @@ SATURATION, BRIGHTNESS = 0.45, 0.9  # of the image under a map
 TINT = 0.35  # on an image the faintest signed value already shows its hue: colours start this far from the middle
 EASE = 0.75  # below 1, the middle of an unsigned map is seen better
 BLANK = 255  # where a bare map has no number
+SIDE, GAP = 224, 4  # pixels: the height of images in a row, and the space between them
 
 
 def overlay(
@@ -126,3 +128,14 @@ def reduced(photo: Image.Image) -> Image.Image:
 
 def picture(rgb: np.ndarray) -> Image.Image:
     return Image.fromarray((rgb.clip(0, 255) + 0.5).astype(np.uint8))
+
+
+def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Images in a row, at one height."""
+    sized = [one.resize((max(1, round(SIDE * one.width / one.height)), SIDE)) for one in pictures]
+    whole = Image.new("RGB", (sum(one.width + GAP for one in sized) - GAP, SIDE), "white")
+    x = 0
+    for one in sized:
+        whole.paste(one, (x, 0))
+        x += one.width + GAP
+    return whole

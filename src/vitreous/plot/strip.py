@@ -14,13 +14,11 @@ from vitreous.errors import InputError, OptionError
 from vitreous.plot import colour
 from vitreous.plot.explained import Explained
 from vitreous.plot.gif import gif_bytes
-from vitreous.plot.overlay import bare, overlay
+from vitreous.plot.overlay import bare, overlay, side_by_side
 from vitreous.plot.panel import MARGIN, Panel, footer, heading, legend_height
 from vitreous.plot.sheet import LABEL, QUIET, SMALL, Sheet
 
 COLUMNS = 16  # tubelets in one figure
-SIDE = 224  # pixels: the height of a frame in a strip
-GAP = 4  # pixels between frames
 WIDE, CELL = 11.0, 1.5  # inches, as all lengths below: of a strip, and of a column at most
 LEAST_WIDTH = 4.6
 NAMES, HEADS, BELOW, FOOTER, LINE = 0.2, 0.42, 0.14, 0.26, 0.17
@@ -58,17 +56,6 @@ def middle_frames(attribution: Explained, index: int) -> list[Image.Image] | Non
     frames: list[Image.Image] = attribution.views.frames(index)
     each = spans(attribution, len(frames))
     return [frames[sum(each[n]) // 2] for n in columns_of(attribution)]
-
-
-def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Images of one height in a row."""
-    sized = [one.resize((max(1, round(SIDE * one.width / one.height)), SIDE)) for one in pictures]
-    whole = Image.new("RGB", (sum(one.width + GAP for one in sized) - GAP, SIDE), "white")
-    x = 0
-    for one in sized:
-        whole.paste(one, (x, 0))
-        x += one.width + GAP
-    return whole
 
 
 def panel_of(attribution: Explained, index: int, cells: bool) -> Panel:

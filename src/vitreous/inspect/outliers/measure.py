@@ -14,9 +14,10 @@ from torch import Tensor
 
 from vitreous._support.memory import in_batches
 from vitreous.capture.attention import Attention, widen
-from vitreous.inspect.outliers.mlps import Mlp, watch_blocks, watch_units
+from vitreous.inspect.outliers.mlps import Mlp, watch_units
 from vitreous.models.model import Model
 from vitreous.trace.apply import images_at_once
+from vitreous.trace.features import watch_blocks
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention, near
 from vitreous.capture.narrowed_block import own_thread
+from vitreous.trace.features import Keep
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
-
-Keep = Callable[[int, Tensor], None]  # receives a layer and a tensor of it, [B N D] or [B h w D]
 
 
 @dataclass(frozen=True)
@@ -83,19 +81,6 @@ def is_attended(x: Tensor, attention: Attention) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------ watching
-
-
-def watch_blocks(trace: Trace, keep: Keep) -> ExitStack:
-    """A context in which the tokens that leave each block are shown."""
-
-    def note(layer: int, module: nn.Module, args: Any, out: Any) -> None:
-        keep(layer, (out[0] if isinstance(out, tuple) else out).movedim(trace.batch_axis, 0))
-
-    stack = ExitStack()
-    for layer in range(trace.layout.layers):
-        hook = own_thread(partial(note, layer))
-        stack.callback(trace.block(layer).register_forward_hook(hook).remove)
-    return stack
 
 
 def watch_units(trace: Trace, mlps: Mapping[int, Mlp], keep: Keep) -> ExitStack:
