@@ -170,4 +170,3 @@ def width_of(module: nn.Module) -> int | None:
     if not over or kind.endswith("2d") or not isinstance(weight, Tensor) or weight.ndim != 1:
         return None
     return len(weight)
-
