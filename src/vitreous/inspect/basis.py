@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -67,9 +68,7 @@ class Covariance:
         axes = axes * torch.where(largest < 0, -1.0, 1.0)
         share = size / scatter.trace().clamp_min(1e-300)
         missing = COUNT - len(axes)  # features of one or two channels
-        axes, share = (
-            torch.nn.functional.pad(t, pad) for t, pad in ((axes, (0, 0, 0, missing)), (share, (0, missing)))
-        )
+        axes, share = F.pad(axes, (0, 0, 0, missing)), F.pad(share, (0, missing))
         ends = np.zeros((2, COUNT))
         return Components(self.mean.cpu().numpy(), axes.numpy(), share.numpy(), ends)
 
@@ -104,7 +103,7 @@ class Components:
 
 @dataclass(frozen=True, eq=False)
 class LayerBasis:
-    """The basis of one layer; with a foreground, also where its first component is cut, and a basis of what is inside."""
+    """The basis of one layer; with a foreground, also where it begins and a basis of what is inside."""
 
     whole: Components
     inside: Components | None = None

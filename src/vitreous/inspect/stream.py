@@ -128,9 +128,7 @@ def chosen_norm(trace: Trace, layers: list[int], of: str, norm: bool | None) -> 
             return found
     if norm is None:
         return None
-    said = (
-        "has no norm after its last block that takes all its tokens" if found is None else "has layers of other width"
-    )
+    said = "has no norm of all tokens after its last block" if found is None else "has layers of other width"
     raise Unsupported(f"{trace.model.name} {said}, so none is applied to its features; leave norm out")
 
 

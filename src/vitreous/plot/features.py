@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from vitreous._support.words import percent
-from vitreous.plot.overlay import enlarged, overlay, paint, reduced
+from vitreous.plot.overlay import bare, enlarged, paint, reduced
 from vitreous.plot.panel import MARGIN, STRIP, framed, shape, sign
 from vitreous.plot.sheet import HEAD, LABEL, QUIET, SMALL, Sheet
 
@@ -158,7 +158,7 @@ def colours_figure(view: Coloured, *, smooth: bool = False) -> Figure:
 
     photos(sheet, view, table)
     fill(sheet, view, table, map, head)
-    note = "under each layer: the share of the variance along each component, red · green · blue"
+    note = "under the name of each layer: the share of the variance along each component, red · green · blue"
     sheet.text(note, MARGIN, table.bottom + 0.1, sheet.width - 2 * MARGIN, SMALL)
     sign(sheet, view.model, signed_by(view), view.version)
     return sheet.figure
@@ -176,12 +176,12 @@ def similarity_figure(view: Compared, *, cells: bool = False) -> Figure:
     """The images at the left, at the right the cosine of every patch with the framed one; best matches are framed."""
     table = tabled(view, UNDER)
     centred = ", less the mean of all patches" if view.centred else ""
-    sheet = begun(
-        view, table, f"cosine of the features{centred}; framed: the patch, and the most similar in each image"
-    )
+    told = f"cosine of the features{centred}; framed: the patch, and the most similar one of each image"
+    sheet = begun(view, table, told)
 
     def map(image: int, number: int, photo: Image.Image) -> Image.Image:
-        return overlay(view.maps[view.layers[number]][image], photo, True, cells=cells, limits=(-1.0, 1.0))
+        size = enlarged(photo.size)
+        return bare(view.maps[view.layers[number]][image], True, cells=cells, limits=(-1.0, 1.0), size=size)
 
     photos(sheet, view, table)
     frame(sheet, table, MARGIN, table.y(0), view.patch, view.views[0].size, fine_grid(view))

@@ -1,4 +1,4 @@
-"""Patch features: the tokens of the patches as they leave a block, or its queries, keys or values, on the patch grid."""
+"""Patch features: the tokens that leave a block, or its queries, keys or values, on the patch grid."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def block_outputs(trace: Trace, images: Tensor, layers: Sequence[int]) -> dict[i
         flat = tokens.ndim == 2  # of a packed sequence
         taken[layer] = (tokens.reshape(count, -1, tokens.shape[-1]) if flat else tokens).clone()
 
-    parts = images.split(1) if trace.layout.alone else [images]
+    parts = [images[i : i + 1] for i in range(len(images))] if trace.layout.alone else [images]
     found: list[dict[int, Tensor]] = []
     for part in parts:
         count, taken = len(part), {}
@@ -146,9 +146,10 @@ def find_norm(trace: Trace) -> str | None:
 
     def note(name: str, module: nn.Module, args: Any) -> None:
         given = args[0] if args else None
-        if last and isinstance(given, Tensor) and given.numel() == last[0].numel():
-            if given.data_ptr() == last[0].data_ptr() and given.shape[-1] == width_of(module):
-                met.append(name)
+        if not last or not isinstance(given, Tensor) or given.numel() != last[0].numel():
+            return
+        if given.data_ptr() == last[0].data_ptr() and given.shape[-1] == width_of(module):
+            met.append(name)
 
     def watch() -> ExitStack:
         stack = watch_blocks(trace, keep, [layout.layers - 1])
