@@ -25,9 +25,8 @@ from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.aim import Aimed, aimed
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
-from vitreous.trace.parse_target import asks_latent
+from vitreous.trace.parse_target import asks_latent, parse
 from vitreous.trace.parse_target import listed as parse_list
-from vitreous.trace.parse_target import parse
 from vitreous.trace.placing import place
 from vitreous.trace.queries import reading
 from vitreous.trace.target import Target, Top, no_classifier

@@ -80,18 +80,16 @@ class Read(nn.Module):
 
     def __init__(self, backbone: Model, latents: Latents) -> None:
         super().__init__()
-        self.backbone, self.net, self.layer, self.latents = backbone, backbone.module, latents.layer, latents
-        like = widen(torch.empty(0, dtype=backbone.dtype, device=backbone.device))
-        moved = latents.to(like)
+        self.backbone, self.net = backbone, backbone.module
+        self.latents = latents.to(widen(torch.empty(0, dtype=backbone.dtype, device=backbone.device)))
         for name in ("mean", "decoder", "encoder", "bias"):
-            self.register_buffer(name, getattr(moved, name))
+            self.register_buffer(name, getattr(self.latents, name))  # part of what identifies the model
         self.training = self.net.training
 
     def forward(self, images: Images) -> Float[Tensor, "rows K"]:
         layout = self.backbone.layout_at((*images.shape[1:-3], images.shape[-2], images.shape[-1]))
         tokens, axis = patch_rows(layout, self.leaving(layout, images), self.backbone.name)
-        own = replace(self.latents, mean=self.mean, decoder=self.decoder, encoder=self.encoder, bias=self.bias)
-        return own.encode(tokens.to(self.mean.dtype)).mean(axis)
+        return self.latents.encode(tokens.to(self.latents.mean.dtype)).mean(axis)
 
     def leaving(self, layout: Layout, images: Images) -> Tensor:
         """The tokens that leave the layer, as the network holds them."""
@@ -101,7 +99,7 @@ class Read(nn.Module):
             taken.append(out[0] if isinstance(out, tuple) else out)
             raise Left
 
-        hook = block_of(self.backbone, layout, self.layer).register_forward_hook(own_thread(take))
+        hook = block_of(self.backbone, layout, self.latents.layer).register_forward_hook(own_thread(take))
         try:
             with suppress(Left):
                 self.backbone.run(images)
@@ -161,7 +159,7 @@ def refuse_latents(model: Model, layer: int) -> int:
         what = "takes videos" if model.frames is not None else "answers questions"
         raise Unsupported(f"{model.name} {what}, and latents are of the patches of one image; give its image encoder")
     layout = model.layout
-    if layout.decoder is not None or layout.pooled and not layout.layers:
+    if layout.decoder is not None:
         raise Unsupported(f"{model.name} reads its patches through a decoder, whose layers are no layers of patches")
     if not layout.layers:
         said = layout.obstacle or "shows no layers"

@@ -136,7 +136,7 @@ class Latents:
         try:
             with safe_open(str(path), "pt") as stored:
                 told = stored.metadata() or {}
-                parts = {name: stored.get_tensor(name) for name in stored.keys()}
+                parts = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118, it is no mapping
             if told["format"] != FORMAT:
                 raise ValueError(f"its format is {told['format']!r}")
             about = {"k": int(told["k"]), "model": told["model"] or None, "told": json.loads(told["told"])}
