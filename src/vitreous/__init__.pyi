@@ -31,6 +31,8 @@ from .errors import VitreousError as VitreousError
 from .errors import WeightsError as WeightsError
 from .evaluation.advice import Advice as Advice
 from .evaluation.advice import advise as advise
+from .evaluation.diff.result import Difference as Difference
+from .evaluation.diff.run import diff as diff
 from .evaluation.leaderboard import Leaderboard as Leaderboard
 from .evaluation.leaderboard import run_leaderboard as run_leaderboard
 from .evaluation.study.read import Study as Study

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from vitreous._support.cpu import work_around_amx
-from vitreous.cli import language as language  # its commands
+from vitreous.cli import diff as diff  # their commands
+from vitreous.cli import language as language
 from vitreous.cli import told as told
 from vitreous.cli.commands import app
 from vitreous.cli.concept import app as concept_app

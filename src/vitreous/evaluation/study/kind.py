@@ -31,6 +31,7 @@ HOMES = {  # imported when they are used
     "leaderboard": "vitreous.evaluation.study.leaderboard.Leaderboard",
     "maps": "vitreous.evaluation.study.maps.Maps",
 }
+OWN = {"diff": "vitreous.evaluation.diff.kind.Diff"}  # with a command of their own
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -93,6 +94,7 @@ class Kind(ABC):
     targeted: ClassVar[bool] = True  # does it explain something, rather than only look?
     masked: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # does it put images of different batches together?
+    examples: ClassVar[int] = 24  # images whose photos are kept
 
     @property
     def options(self) -> dict[str, Any]:
@@ -116,6 +118,14 @@ class Kind(ABC):
     def findings(self, study: Rows) -> Findings:
         """The findings from the rows of one model."""
 
+    def together(self, studies: Sequence[Rows]) -> dict[str, Findings]:
+        """The findings of every model; a kind that compares models has its own."""
+        return {study.model: self.findings(study) for study in studies}
+
+    def aim(self, number: int, label: int | str | None) -> int | str | None:
+        """The class to explain in an image whose label this is; None: the model's answer."""
+        return label
+
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
         """Add columns that depend on all rows together."""
         return table
@@ -130,8 +140,8 @@ class Kind(ABC):
 
 
 def find_kind(name: str) -> type[Kind]:
-    if name not in HOMES:
+    if name not in HOMES and name not in OWN:
         raise OptionError(f"unknown study {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
-    home, _, made = HOMES[name].rpartition(".")
+    home, _, made = {**HOMES, **OWN}[name].rpartition(".")
     found: type[Kind] = getattr(importlib.import_module(home), made)
     return found

@@ -31,7 +31,6 @@ from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
 FORMAT = 2  # of the store; another number is another study. 1: rows without image_hash, target_label, probability
-EXAMPLES = 24  # images whose photos are kept
 MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this many
 
 
@@ -112,7 +111,7 @@ class Planned:
         """Shards in the order of the models and the images."""
         found: list[Shard] = []
         for model, data in enumerate(self.data):
-            found += cut(data, model, size, len(found))
+            found += cut(data, model, size, len(found), self.recipe.kind.examples)
         return found
 
 
@@ -180,10 +179,10 @@ def shard_size(usual: int, batch: int, images: int) -> int:
     return max(1, round(wanted / batch)) * batch
 
 
-def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
+def cut(data: Data, model: int, size: int, number: int, examples: int = Kind.examples) -> list[Shard]:
     """Shards in the order of the images; examples are spread evenly."""
     count = len(data)
-    shown = {round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count))}
+    shown = {round(place) for place in np.linspace(0, count - 1, min(examples, count))}
     return [
         Shard(
             number + i,
