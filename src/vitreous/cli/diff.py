@@ -52,7 +52,7 @@ class Allowed:
     """How much may differ; a check fails if its whole 95 % interval lies beyond the limit. 1: anything may."""
 
     max_flips: Annotated[float, typer.Option(help="Share of images with another answer.", min=0, max=1)] = 0.05
-    max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost, if there are labels.", min=0, max=1)] = 0.02
+    max_drop: Annotated[float, typer.Option(help="Accuracy that may be lost; needs labels.", min=0, max=1)] = 0.02
     max_moved: Annotated[
         float, typer.Option(help="Share with another reason, of the images with the same answer.", min=0, max=1)
     ] = 0.1

@@ -1,8 +1,8 @@
 """Changes of an image that leave its reason as it was, each undone on the map: the noise of a model's own maps.
 
-Nine of them: mirrored; shifted by one patch to the right, left, down and up; contrast · 0.8 and · 1.2; Gaussian noise of a
-fifth of the image's standard deviation, drawn twice. Mirroring and shifts are undone patch by patch; where a shift has
-moved patches out of the image, those beside them stand for them.
+Nine of them: mirrored; shifted by one patch to the right, left, down and up; contrast · 0.8 and · 1.2; Gaussian noise
+of a fifth of the image's standard deviation, drawn twice. Mirroring and shifts are undone patch by patch; where a shift
+has moved patches out of the image, those beside them stand for them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ def against(name: str, pairs: Sequence[Pair]) -> list[Pair]:
         lost = [pair for pair in pairs if pair.right is not None and pair.right[0] and not pair.right[1]]
         return sorted(lost, key=lambda pair: pair.aimed[1] - pair.aimed[0])
     if name == "max_moved":
-        return sorted((pair for pair in pairs if pair.same and pair.moved), key=lambda pair: pair.widest - pair.distance)
+        return sorted(
+            (pair for pair in pairs if pair.same and pair.moved), key=lambda pair: pair.widest - pair.distance
+        )
     return sorted(pairs, key=lambda pair: pair.correlation)
 
 

@@ -196,7 +196,7 @@ def count(pairs: Sequence[Pair], seed: int) -> Counted:
         accuracy=paired_shares([a for a, _ in right], [b for _, b in right]),
         lost=sum(a and not b for a, b in right),
         won=sum(b and not a for a, b in right),
-        faithfulness=paired_means(*([pair.faithfulness[i] for pair in pairs] for i in range(2)), seed),
+        faithfulness=paired_means([p.faithfulness[0] for p in pairs], [p.faithfulness[1] for p in pairs], seed),
     )
 
 

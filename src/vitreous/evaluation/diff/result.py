@@ -14,7 +14,7 @@ from vitreous.evaluation.diff.junit import write_junit
 from vitreous.evaluation.diff.limits import Check, Counted, Estimate, Limits, checks, count
 from vitreous.evaluation.diff.page import body, scatter
 from vitreous.evaluation.diff.pairs import Gathered, Shared, gather
-from vitreous.evaluation.diff.told import lead, sentences, tables
+from vitreous.evaluation.diff.told import described, lead, sentences, tables
 from vitreous.evaluation.study.findings import Chart, Findings
 from vitreous.evaluation.study.read import Study
 
@@ -83,9 +83,9 @@ class Difference:
 
     def findings(self) -> Findings:
         found, done = self.counted, self.checks
-        a, b = self.study.models
-        metric = self.study.manifest["options"]["metric"]
-        said = sentences(found, self.gathered, done, a, b, metric)
+        manifest = self.study.manifest
+        names = [described(one, manifest["origins"].get(one["name"], {})) for one in manifest["models"]]
+        said = sentences(found, self.gathered, done, names)
         shown = tables(found, self.gathered, done)
         first = lead(done, found, len(self.gathered.pairs))
         draw = partial(scatter, self.gathered.pairs)

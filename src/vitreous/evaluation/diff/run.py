@@ -133,7 +133,7 @@ def make_kind(a: Model, b: Model, wanted: Wanted) -> tuple[Diff, list[str]]:
     """The kind of study with all its options, checked, and notes for the reader."""
     name = METHODS[wanted.method].name if wanted.method else usual_method(a, b)
     if not METHODS[name].targeted:
-        raise OptionError(f"{name} does not depend on a class, so its maps give no reason for one; try centred_lrp, gae")
+        raise OptionError(f"{name} does not depend on a class, so its maps are no reasons for one; try centred_lrp")
     measure = None if wanted.metric is None else METRICS[wanted.metric]
     if measure is not None and (measure.family != "faithfulness" or measure.masks):
         raise OptionError(f"{measure.name} does not measure faithfulness; give srg, token_deletion or None")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from vitreous.evaluation.study.findings import Table
 
 ROWS, COLUMNS = ("upper", "middle", "lower"), ("left", "centre", "right")
 CLASSES = 10  # rows of the table of classes
-SENSIBLE = 0.0005  # smaller shares are shown as 0.0 %
 
 
 def lead(done: Sequence[Check], found: Counted, images: int) -> str:
@@ -27,6 +28,12 @@ def lead(done: Sequence[Check], found: Counted, images: int) -> str:
     said = "PASSED" if not failed else f"FAILED ({', '.join(check.name for check in failed)})"
     parts = f"{part(found.flips)} of {count_of(images, 'image')} have another answer"
     return f"{said}: {parts}; {part(found.moved)} of those with the same answer have another reason."
+
+
+def described(about: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
+    """`vit_tiny, a.safetensors, bfloat16, weights 1f2e3d4c`."""
+    files = [Path(one["path"]).name for one in origin.get("weights", {}).get("files", ())]
+    return ", ".join([str(about["name"]), *files, str(about["dtype"]), f"weights {str(about['weights'])[:8]}"])
 
 
 def part(found: Estimate) -> str:
@@ -40,11 +47,12 @@ def plain(found: Estimate, digits: int = 2) -> str:
     return number(found.value, digits) + (f" {span((found.low, found.high), digits)}" if known else "")
 
 
-def sentences(found: Counted, gathered: Gathered, done: Sequence[Check], a: str, b: str, metric: str | None) -> list[str]:
-    """One for each thing that was measured."""
+def sentences(found: Counted, gathered: Gathered, done: Sequence[Check], names: Sequence[str]) -> list[str]:
+    """One for each thing that was measured; `names`: what the two models are."""
     level = 1 / (gathered.copies + 1)
     told = [
-        f"A is {a}, B is {b}. Both explain the same class in each image: its label, or A's answer where it has none.",
+        f"A is {names[0]}; B is {names[1]}.",
+        "Both explain the same class in each image: its label, or A's answer where it has none.",
         f"Reason moved: the maps are farther apart than under any of {gathered.copies} augmentations of either model. "
         f"A map that is only one more augmentation exceeds them in {share(level)} of the images at most.",
     ]
@@ -53,8 +61,10 @@ def sentences(found: Counted, gathered: Gathered, done: Sequence[Check], a: str,
         told.append(f"Accuracy: A {part(found.accuracy[0])}, B {part(found.accuracy[1])}; {gone}{found.pvalue:.2g}).")
     unsure = [check.name for check in done if check.verdict == "passed" and not check.sure]
     if unsure:
-        told.append(f"Passed without proof: the intervals of {', '.join(unsure)} reach beyond the limit; more images tell.")
-    if gathered.missing is not None and metric is not None:
+        told.append(
+            f"Passed without proof: the intervals of {', '.join(unsure)} reach beyond the limit; more images tell."
+        )
+    if gathered.missing is not None:
         told.append(f"Without faithfulness: {gathered.missing}")
     if went := where_to([pair for pair in gathered.pairs if pair.moved]):
         told.append(went)
