@@ -31,6 +31,8 @@ from .errors import VitreousError as VitreousError
 from .errors import WeightsError as WeightsError
 from .evaluation.advice import Advice as Advice
 from .evaluation.advice import advise as advise
+from .evaluation.diff.result import Difference as Difference
+from .evaluation.diff.run import diff as diff
 from .evaluation.discover.discover import Discovered as Discovered
 from .evaluation.discover.discover import discover as discover
 from .evaluation.leaderboard import Leaderboard as Leaderboard

@@ -70,7 +70,9 @@ def contact_figure(tiles: Sequence[Tile], title: str, told: str) -> Figure:
     if not tiles:
         raise InputError("there is no image to show")
     height = max(tile.photo.height / tile.photo.width for tile in tiles) * CELL
-    sheet = Sheet(2 * MARGIN + NAMES + max(3, len(tiles)) * (CELL + GAP), MARGIN + TITLE + 3 * (height + GAP) + LINE + 0.2)
+    sheet = Sheet(
+        2 * MARGIN + NAMES + max(3, len(tiles)) * (CELL + GAP), MARGIN + TITLE + 3 * (height + GAP) + LINE + 0.2
+    )
     room = sheet.width - 2 * MARGIN
     sheet.text(title, MARGIN, MARGIN + 0.07, room, HEAD)
     sheet.text(told, MARGIN, MARGIN + 0.27, room, QUIET)

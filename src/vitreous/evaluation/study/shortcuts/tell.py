@@ -124,7 +124,19 @@ def left_out(design: dict[str, Any]) -> Iterator[str]:
 
 
 def clusters_table(ranked: Sequence[Judged]) -> Table:
-    head = ("cluster", "rank", "alarm", "score", "added", "removed", "accuracy", "images", "here", "elsewhere", "outside")
+    head = (
+        "cluster",
+        "rank",
+        "alarm",
+        "score",
+        "added",
+        "removed",
+        "accuracy",
+        "images",
+        "here",
+        "elsewhere",
+        "outside",
+    )
     rows = []
     for one in ranked[:LISTED]:
         v = one.values
