@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from vitreous._support.cpu import work_around_amx
+from vitreous.cli import counterfactual as counterfactual  # its command
 from vitreous.cli import language as language  # its commands
 from vitreous.cli import told as told
 from vitreous.cli.commands import app
