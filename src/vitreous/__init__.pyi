@@ -17,6 +17,8 @@ from .bridges.fiftyone import to_fiftyone as to_fiftyone
 from .bridges.huggingface import trainer_callback as trainer_callback
 from .bridges.lightning import lightning_callback as lightning_callback
 from .bridges.quantus import quantus_explain as quantus_explain
+from .counterfactuals.find import counterfactual as counterfactual
+from .counterfactuals.result import Counterfactual as Counterfactual
 from .declaration import ConfiguredMethod as ConfiguredMethod
 from .errors import CaptureError as CaptureError
 from .errors import EmptyMap as EmptyMap
