@@ -43,12 +43,18 @@ class Covariance:
 
     def add(self, rows: Float[Tensor, "b D"]) -> None:
         """Take more rows into account."""
-        if not len(rows):
-            return
-        x = (rows if rows.device.type != "mps" else rows.cpu()).double()
-        b, mean = len(x), x.mean(0)
-        x = x - mean
-        scatter = x.mT @ x
+        if len(rows):
+            x = (rows if rows.device.type != "mps" else rows.cpu()).double()
+            mean = x.mean(0)
+            x = x - mean
+            self._join(len(x), mean, x.mT @ x)
+
+    def join(self, other: Covariance) -> None:
+        """Take the rows of another into account."""
+        if other.mean is not None and other.scatter is not None:
+            self._join(other.count, other.mean, other.scatter)
+
+    def _join(self, b: int, mean: Tensor, scatter: Tensor) -> None:
         if self.mean is None or self.scatter is None:
             self.count, self.mean, self.scatter = b, mean, scatter
             return

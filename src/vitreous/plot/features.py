@@ -20,7 +20,7 @@ ROWS = 16  # images in a figure
 ACROSS = 6  # layers in a line, of one image
 AREAS = ((4, 2.2), (7, 1.5), (10, 1.0), (14, 0.7), (10**6, 0.45))  # columns at most, and the area of a map in them
 GAP = 0.1  # inches, as all lengths below
-TITLE = 0.52
+TITLE = 0.66
 NAME = 0.34  # layer and numbers above a map
 UNDER = 0.17  # a line under a map
 FOOTER = 0.32
@@ -148,7 +148,7 @@ def tabled(view: Looked, below: float) -> Table:
 def colours_figure(view: Coloured, *, smooth: bool = False) -> Figure:
     """The images at the left, at the right the components of each layer as red, green and blue."""
     table = tabled(view, UNDER)
-    sheet = begun(view, table, told_of(view))
+    sheet = begun(view, table, *told_of(view))
 
     def map(image: int, number: int, photo: Image.Image) -> Image.Image:
         return coloured(view.colours(view.layers[number], image), photo.size, smooth)
@@ -164,20 +164,20 @@ def colours_figure(view: Coloured, *, smooth: bool = False) -> Figure:
     return sheet.figure
 
 
-def told_of(view: Coloured) -> str:
-    """What the colours are, in one line."""
+def told_of(view: Coloured) -> tuple[str, str]:
+    """What the colours are, and of what."""
     many = f"{len(view.images)} images" if len(view.images) > 1 else "one image"
     where = " in the foreground" if view.foreground else ""
     basis = f"one basis for {many} ({view.patches:,} patches)" if view.fitted else "a basis that was given"
-    return f"three principal components{where} of {view.what}; {basis}: equal colours are equal components"
+    return f"three principal components{where} of {view.what}", f"{basis}: equal colours are equal components"
 
 
 def similarity_figure(view: Compared, *, cells: bool = False) -> Figure:
     """The images at the left, at the right the cosine of every patch with the framed one; best matches are framed."""
     table = tabled(view, UNDER)
     centred = ", less the mean of all patches" if view.centred else ""
-    told = f"cosine of the features{centred}; framed: the patch, and the most similar one of each image"
-    sheet = begun(view, table, told)
+    framed = "framed: the patch, and the most similar one of each image"
+    sheet = begun(view, table, f"cosine of the features{centred}", framed)
 
     def map(image: int, number: int, photo: Image.Image) -> Image.Image:
         size = enlarged(photo.size)
@@ -211,12 +211,13 @@ def fine_grid(view: Compared) -> Place:
 # ------------------------------------------------------------------------------------------------------------- pieces
 
 
-def begun(view: Looked, table: Table, told: str) -> Sheet:
+def begun(view: Looked, table: Table, *told: str) -> Sheet:
     """A sheet with its title."""
     sheet = Sheet(max(LEAST, table.right), table.bottom + 0.2 + FOOTER + MARGIN / 2)
     room = sheet.width - 2 * MARGIN
     sheet.text(view.title, MARGIN, MARGIN + 0.07, room, HEAD)
-    sheet.text(told, MARGIN, MARGIN + 0.26, room, QUIET)
+    for i, line in enumerate(told):
+        sheet.text(line, MARGIN, MARGIN + 0.26 + 0.16 * i, room, QUIET)
     return sheet
 
 
