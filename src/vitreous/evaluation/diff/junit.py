@@ -44,7 +44,7 @@ def worst(check: Check, pairs: Sequence[Pair]) -> str:
     lines = []
     for pair in against(check.name, pairs)[:NAMED]:
         answers = " → ".join(f"{name} {share(p)}" for name, p in zip(pair.answers, pair.shares))
-        reason = f"distance {number(pair.distance)}, under augmentation at most {number(pair.widest)}"
+        reason = f"distance {number(pair.distance)}, noise explains {number(pair.noisy)}"
         lines.append(f"{pair.image}: {answers}; {reason}, rank correlation {number(pair.correlation)}")
     return "\n".join(lines)
 
@@ -57,9 +57,7 @@ def against(name: str, pairs: Sequence[Pair]) -> list[Pair]:
         lost = [pair for pair in pairs if pair.right is not None and pair.right[0] and not pair.right[1]]
         return sorted(lost, key=lambda pair: pair.aimed[1] - pair.aimed[0])
     if name == "max_moved":
-        return sorted(
-            (pair for pair in pairs if pair.same and pair.moved), key=lambda pair: pair.widest - pair.distance
-        )
+        return sorted((pair for pair in pairs if pair.same and pair.moved), key=lambda pair: pair.noisy - pair.distance)
     return sorted(pairs, key=lambda pair: pair.correlation)
 
 

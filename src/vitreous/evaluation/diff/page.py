@@ -32,7 +32,7 @@ GONE = "not among the photos that the study keeps"
 
 def scatter(pairs: Sequence[Pair]) -> Figure:
     return differences_figure(
-        [pair.distance for pair in pairs], [pair.widest for pair in pairs], [pair.same for pair in pairs]
+        [pair.distance for pair in pairs], [pair.noisy for pair in pairs], [pair.same for pair in pairs]
     )
 
 
@@ -47,7 +47,7 @@ def body(
 ) -> Markup:
     """Everything below the header of a study's page."""
     moved, flipped = against("max_moved", pairs)[:MOST], against("max_flips", pairs)[:MOST]
-    least = sorted(pairs, key=lambda pair: pair.widest - pair.distance)[:MOST] if not moved and not flipped else []
+    least = sorted(pairs, key=lambda pair: pair.noisy - pair.distance)[:MOST] if not moved and not flipped else []
     groups = [
         ("Same answer, other reason", "The distance exceeds the noise of the maps most.", moved),
         ("Other answer", "The farthest apart first.", flipped),
@@ -125,7 +125,7 @@ def case(pair: Pair, views: Sequence[Views]) -> dict[str, Any]:
         ],
         "numbers": [
             ("distance", number(pair.distance)),
-            ("under augmentation, at most", number(pair.widest)),
+            ("noise explains", number(pair.noisy)),
             ("in medians of it", f"{number(pair.ratio, 1)} ×"),
             ("rank correlation", number(pair.correlation)),
             ("overlap of the top tenth", number(pair.overlap)),

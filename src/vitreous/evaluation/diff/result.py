@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 IMAGES = "images.parquet"
 ABOUT_CHART = (
-    "One point for each image: how far apart the two maps are, against the largest distance under any augmentation of "
-    "either model. Above the line the reason moved. Orange: the answer is another one."
+    "One point for each image: how far apart the two maps are, against what noise explains: the largest distance under "
+    "A's augmentations (or the median under B's, if it is larger). Above the line the reason moved. Orange: the answer "
+    "is another one."
 )
 
 

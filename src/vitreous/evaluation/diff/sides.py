@@ -25,23 +25,40 @@ def usual_method(a: Model, b: Model) -> str:
 
 def match_classes(a: Model, b: Model) -> tuple[list[int] | None, list[str]]:
     """The second model's number of each class of the first (−1: none), and notes; None if the numbers are the same."""
+    for model in (a, b):
+        _ = model.layout  # the layout run tells the number of outputs
     count, other = (model.outputs or 0 for model in (a, b))
     if not a.labels or not b.labels:
         if count == other:
             return None, []
         said = f"{a.name} has {count} classes and {b.name} {other}, and not all have names to match them by"
         raise TargetError(f"{said}; give the names: --labels, or Model(net, labels=…)")
-    alike = sum(bool({*names(a.labels.get(i, ""))} & {*names(b.labels.get(i, ""))}) for i in range(count))
-    if count == other and alike > SAME * count:
-        return None, []
-    known = ClassNames(b.labels)
-    found = [find(known, a.labels.get(i, "")) for i in range(count)]
+    found = by_name(a, b, count)
+    if count == other:
+        found = in_place(found)
+        if found == list(range(count)):
+            return None, []
     lost = sum(number < 0 for number in found)
     if lost == count:
         said = f"{a.name} and {b.name} have no class in common ({first(a)} …; {first(b)} …)"
         raise TargetError(f"{said}; two models of the same classes can be compared, under the same names: --labels")
     said = f"{lost} of {count} classes of {a.name} are no classes of {b.name}; such an answer counts as another one"
     return found, [said] if lost else []
+
+
+def by_name(a: Model, b: Model, count: int) -> list[int]:
+    """The class of the same name, that of the same number first; −1: there is none."""
+    known = ClassNames(b.labels)
+    alike = [bool({*names(a.labels.get(i, ""))} & {*names(b.labels.get(i, ""))}) for i in range(count)]
+    return [i if alike[i] else find(known, a.labels.get(i, "")) for i in range(count)]
+
+
+def in_place(found: list[int]) -> list[int]:
+    """If most classes have the same numbers, those without a name in common stand for each other, spelled otherwise."""
+    if sum(i == number for i, number in enumerate(found)) <= SAME * len(found):
+        return found
+    taken = set(found)
+    return [i if number < 0 and i not in taken else number for i, number in enumerate(found)]
 
 
 def find(known: ClassNames, label: str) -> int:

@@ -53,8 +53,9 @@ def sentences(found: Counted, gathered: Gathered, done: Sequence[Check], names: 
     told = [
         f"A is {names[0]}; B is {names[1]}.",
         "Both explain the same class in each image: its label, or A's answer where it has none.",
-        f"Reason moved: the maps are farther apart than under any of {gathered.copies} augmentations of either model. "
-        f"A map that is only one more augmentation exceeds them in {share(level)} of the images at most.",
+        f"Reason moved: B's map is farther from A's than A's own maps under any of {gathered.copies} augmentations "
+        "and than B's own under half of them. "
+        f"A map that is only one more augmentation of A is so in {share(level)} of the images at most.",
     ]
     if found.accuracy[0].count:
         gone = f"{found.lost} right answers became wrong, {found.won} wrong ones right (McNemar's exact p = "
