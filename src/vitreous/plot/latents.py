@@ -19,7 +19,7 @@ GAP = 0.08
 LINE = 0.17
 HEADS = 0.5
 FOOTER = 0.3
-WORDS = 1.9  # the column of words
+WORDS = 2.3  # the column of words
 PIXELS = 224  # the long side of an image on a sheet
 FRAME = (255, 255, 255)
 
