@@ -31,6 +31,9 @@ HOMES = {  # imported when they are used
     "leaderboard": "vitreous.evaluation.study.leaderboard.Leaderboard",
     "maps": "vitreous.evaluation.study.maps.Maps",
 }
+OWN_COMMAND = {  # kinds of study that are commands of their own, not `vitreous study KIND`
+    "ablate": "vitreous.inspect.ablate.study.Ablate",
+}
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -130,8 +133,9 @@ class Kind(ABC):
 
 
 def find_kind(name: str) -> type[Kind]:
-    if name not in HOMES:
-        raise OptionError(f"unknown study {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
-    home, _, made = HOMES[name].rpartition(".")
+    known = {**HOMES, **OWN_COMMAND}
+    if name not in known:
+        raise OptionError(f"unknown study {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    home, _, made = known[name].rpartition(".")
     found: type[Kind] = getattr(importlib.import_module(home), made)
     return found
