@@ -76,7 +76,7 @@ class Ablate(Kind):
         import pyarrow as pa
 
         one, many = pa.float64(), pa.list_(pa.float64())
-        found: dict[str, pyarrow.DataType] = {name: one for name in (*NUMBERS, "unchanged")}
+        found: dict[str, pyarrow.DataType] = dict.fromkeys((*NUMBERS, "unchanged"), one)
         found |= {f"{name}_without": many for name in NUMBERS}
         found |= {f"{name}_control": many for name in NUMBERS}
         found |= {"score_predicted": many, "log_probability_predicted": many}
