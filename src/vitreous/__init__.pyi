@@ -42,6 +42,8 @@ from .evaluation.leaderboard import run_leaderboard as run_leaderboard
 from .evaluation.study.read import Study as Study
 from .evaluation.study.read import open_study as open_study
 from .evaluation.study.run import run_study as run_study
+from .inspect.ablate.ablate import Ablation as Ablation
+from .inspect.ablate.ablate import ablate as ablate
 from .inspect.check.check import check as check
 from .inspect.check.result import Check as Check
 from .inspect.maximize.maximize import maximize as maximize

@@ -33,7 +33,10 @@ HOMES = {  # imported when they are used
     "shortcuts": "vitreous.evaluation.study.shortcuts.kind.Shortcuts",
 }
 SECOND = {"effects": "vitreous.evaluation.study.shortcuts.effects.Effects"}  # second phases of others
-OWN = {"diff": "vitreous.evaluation.diff.kind.Diff"}  # with a command of their own
+OWN = {  # with a command of their own
+    "ablate": "vitreous.inspect.ablate.study.Ablate",
+    "diff": "vitreous.evaluation.diff.kind.Diff",
+}
 Settings = Mapping[str, Mapping[str, Any]]
 
 
