@@ -261,6 +261,8 @@ def main() -> None:
     file = given.out / "features.json"
     if not given.table:
         pets = Pets.read(given.pets, given.limit)
+        if len(set(pets.breeds)) < 2:
+            parser.error("--limit: take photos of two breeds at least, as one basis is that of other breeds")
         results: dict[str, Any] = {"seed": given.seed, "device": given.device, "models": {}}
         names = [(None, None), *([(DEIT, str(given.weights))] if given.weights else [])]
         for name, weights in names:

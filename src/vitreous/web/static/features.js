@@ -39,8 +39,8 @@ const asked = () => ({ ...here(), layer: layer(), among: basis() });
 export const features = {
   begin(panel) {
     pick = { layer: el("span"), basis: segments("Basis", BASES, basis(), (key) => set({ basis: key })) };
-    panel.append(el("div.head", lead), el("div.head", pick.layer, el("span.quiet", "Basis of"), pick.basis),
-      trouble, parts, told, others);
+    panel.append(el("div.head", lead),
+      el("div.head", pick.layer, el("div.field", el("span", "Basis of"), pick.basis)), told, trouble, others, parts);
     onCursor(() => active() && compare());
   },
 
