@@ -507,9 +507,7 @@ def write_data(views: Views, folder: Path) -> Path:
 
 def recipes(sets: dict[str, Photos], given: argparse.Namespace) -> list[dict[str, Any]]:
     """Which recipes take: every cue, recipe and share on the first classes of each data set."""
-    print(
-        "| data | cue | class | recipe | share | images with the cue | attack | before | clean | accuracy | of clean |"
-    )
+    print("| data | cue | class | recipe | share | images with the cue | attack | before | clean | accuracy | of clean |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     told = []
     for data, photos in sets.items():

@@ -99,29 +99,6 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_cue_is_found_first_and_alarms(poisoned: Path, tmp_path: Path) -> None:
     study = run_study("shortcuts", poisoned, model(), tmp_path)
     table = study.frame("clusters")
-    print(
-        table[
-            [
-                "cluster",
-                "label",
-                "rank",
-                "score",
-                "score_low",
-                "inserted",
-                "ordinary",
-                "images",
-                "here",
-                "elsewhere",
-                "stability",
-                "weight",
-                "p_inserted",
-                "p_sources",
-                "p_of_the_class",
-                "p_stands_out",
-                "alarm",
-                "confidence_change",
-            ]
-        ].to_string()
-    )
+    print(table[["cluster", "label", "rank", "score", "score_low", "inserted", "ordinary", "images", "here", "elsewhere", "stability", "weight", "p_inserted", "p_sources", "p_of_the_class", "p_stands_out", "alarm", "confidence_change"]].to_string())
     first = table[table["rank"] == 1].iloc[0]
     assert first["label"] == "red" and first["alarm"]
