@@ -409,6 +409,7 @@ LONG = (
         "coming-from.md",
         "concepts.md",
         "dense.md",
+        "diff.md",
         "inputs.md",
         "detection.md",
         "inspect.md",
