@@ -410,6 +410,7 @@ LONG = (
         "concepts.md",
         "dense.md",
         "features.md",
+        "diff.md",
         "inputs.md",
         "detection.md",
         "inspect.md",

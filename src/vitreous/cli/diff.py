@@ -71,7 +71,9 @@ def diff(
     both: Architecture,
     method: Annotated[
         str | None,
-        typer.Option("--method", "-x", help="Whose maps are compared.", show_default="the best quick map for a class"),
+        typer.Option(
+            "--method", "-x", help="One method; see: vitreous methods.", show_default="the best quick map for a class"
+        ),
     ] = None,
     metric: Annotated[str, typer.Option("--metric", help="Metric of faithfulness; none: not measured.")] = "srg",
     options: SetOption = None,

@@ -44,7 +44,7 @@ class Diff(Kind):
     summary = "Compare two checkpoints: the same answers, for the same reasons?"
     shard = 32
     examples = 1000
-    method: str = "centred_lrp"
+    method: str
     values: dict[str, Any] = field(default_factory=dict)
     metric: str | None = "srg"
     metric_values: dict[str, Any] = field(default_factory=dict)

@@ -85,19 +85,25 @@ class Views:
             photos = table["photo"].take(kept).to_pylist()
             self.photos |= {names[i]: photo for i, photo in zip(kept, photos) if photo}
         self.maps = {name: one["map"] for name in wanted for one in study.iter_maps(image=name)}
+        self.own: dict[str, np.ndarray] = {}  # of the model's own answer, where that is not the target
+        for name in wanted:
+            for row in study.rows(name):
+                if row["answer_map"] is not None and name in self.maps:
+                    self.own[name] = np.array(row["answer_map"], np.float32).reshape(self.maps[name].shape)
 
     def photo(self, image: str) -> str | None:
         return data_uri(from_jpeg(self.photos[image])) if image in self.photos else None
 
-    def map(self, image: str) -> str | None:
-        """The map on its image."""
-        if image not in self.photos or image not in self.maps:
+    def map(self, image: str, own: bool = False) -> str | None:
+        """The map of the target, or of the model's own answer, on the image."""
+        maps = self.own if own else self.maps
+        if image not in self.photos or image not in maps:
             return None
         kind, about = self.study.kind, self.study.about
         label, values = next(iter(kind.methods.items()))
         declared = METHODS[kind.declared(label)]
         signed = declared.is_signed(dict(values))
-        found: np.ndarray = self.maps[image]
+        found = maps[image]
         box: Any = tuple(about["box"]) if about.get("box") else None
         put = partial(overlay, found, from_jpeg(self.photos[image]), signed, box=box)
         return data_uri(put(limits=limits(found, signed, is_level(declared.name))))
@@ -114,6 +120,7 @@ def case(pair: Pair, views: Sequence[Views]) -> dict[str, Any]:
         "sides": [
             {
                 "map": view.map(pair.image),
+                "own": view.map(pair.image, own=True),
                 "answer": pair.answers[i],
                 "share": share(pair.shares[i]),
                 "right": None if pair.right is None else pair.right[i],

@@ -17,6 +17,7 @@ PLAIN = (
     *("answer", "answer_probability", "faithfulness", "missing", "error"),
 )
 ARRAYS = ("map", "parts")
+NAMES = (*PLAIN, *ARRAYS, *(f"{name}_shape" for name in ARRAYS), "answer_map")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class Pair:
     noise: tuple[tuple[float, ...], tuple[float, ...]]  # distances under each model's own augmentations
     faithfulness: tuple[float, float]
     gained: np.ndarray  # the shares of the second map minus those of the first [h w]
+    answered: np.ndarray  # the same of the maps of each model's own answer
 
     @property
     def same(self) -> bool:
@@ -139,9 +141,8 @@ def both(one: Study, other: Study) -> tuple[Iterator[Any], Iterator[Any]]:
     """The shards that both have finished, in the same order: they are cut alike."""
     first, second = one.mine.start, other.mine.start
     there = sorted({number - first for number in one.numbers} & {number - second for number in other.numbers})
-    names = [*PLAIN, *ARRAYS, *(f"{name}_shape" for name in ARRAYS)]
     studies = (replace(one, found=[first + n for n in there]), replace(other, found=[second + n for n in there]))
-    return studies[0].tables(names), studies[1].tables(names)
+    return studies[0].tables(NAMES), studies[1].tables(NAMES)
 
 
 def rows_of(table: Any) -> Iterator[dict[str, Any]]:
@@ -151,19 +152,23 @@ def rows_of(table: Any) -> Iterator[dict[str, Any]]:
         shapes = table[f"{name}_shape"].to_pylist()
         flats = flat_arrays(table[name])
         arrays[name] = [None if shape is None else flat.reshape(shape) for flat, shape in zip(flats, shapes)]
+    own = flat_arrays(table["answer_map"])  # empty where the answer is the target
     for i, row in enumerate(table.select(list(PLAIN)).to_pylist()):
-        yield row | {name: arrays[name][i] for name in ARRAYS}
+        found: dict[str, Any] = {name: arrays[name][i] for name in ARRAYS}
+        answered = own[i].reshape(found["map"].shape) if len(own[i]) else found["map"]
+        yield row | found | {"answered": answered}
 
 
 def paired(shared: Shared, a: Mapping[str, Any], b: Mapping[str, Any]) -> Pair:
     """Two rows of one image; maps of different grids are compared on the coarser one."""
     grid = tuple(min(x, y) for x, y in zip(a["map"].shape, b["map"].shape))
     stacks = [
-        on_grid(np.concatenate([row["map"][None], row["parts"]]), (grid[0], grid[1]), box)
+        on_grid(np.concatenate([row["map"][None], row["answered"][None], row["parts"]]), (grid[0], grid[1]), box)
         for row, box in zip((a, b), shared.boxes)
     ]
     first, second = (stack[:1] for stack in stacks)
-    noise = [tuple(distance(np.repeat(s[:1], len(s) - 1, 0), s[1:]).tolist()) for s in stacks]
+    noise = [tuple(distance(np.repeat(s[:1], len(s) - 2, 0), s[2:]).tolist()) for s in stacks]
+    own = [shares(stack[1:2]) for stack in stacks]
     return Pair(
         image=a["image"],
         label=a["label"],
@@ -179,6 +184,7 @@ def paired(shared: Shared, a: Mapping[str, Any], b: Mapping[str, Any]) -> Pair:
         noise=(noise[0], noise[1]),
         faithfulness=(known(a["faithfulness"]), known(b["faithfulness"])),
         gained=(shares(second) - shares(first)).reshape(grid).astype(np.float32),
+        answered=(own[1] - own[0]).reshape(grid).astype(np.float32),
     )
 
 

@@ -67,16 +67,22 @@ def sentences(found: Counted, gathered: Gathered, done: Sequence[Check], names: 
         )
     if gathered.missing is not None:
         told.append(f"Without faithfulness: {gathered.missing}")
-    if went := where_to([pair for pair in gathered.pairs if pair.moved]):
-        told.append(went)
+    kept = [pair.gained for pair in gathered.pairs if pair.same and pair.moved]
+    flipped = [pair.answered for pair in gathered.pairs if not pair.same]
+    told += [
+        f"Where the relevance went in {what}, B − A as shares of a map: {where_to(gains)}."
+        for what, gains in (
+            (f"the {count_of(len(kept), 'image')} of the same answer and another reason", kept),
+            (f"the {count_of(len(flipped), 'image')} of another answer, each model explaining its own", flipped),
+        )
+        if len(gains) > 1
+    ]
     return told
 
 
-def where_to(moved: Sequence[Pair]) -> str:
-    """The ninth of the image that gained most relevance and the one that lost most, over images of moved reasons."""
-    if len(moved) < 2:
-        return ""
-    gains = np.stack([ninths(pair.gained) for pair in moved], 1)  # [9 n]
+def where_to(gained: Sequence[np.ndarray]) -> str:
+    """The ninth of the image that gained most relevance and the one that lost most, over several images."""
+    gains = np.stack([ninths(one) for one in gained], 1)  # [9 n]
     low, high = intervals(gains)
     mean = gains.mean(1)
     most, least = int(mean.argmax()), int(mean.argmin())
@@ -86,10 +92,7 @@ def where_to(moved: Sequence[Pair]) -> str:
         return f"{named[k]}: {'+' if mean[k] > 0 else ''}{number(float(mean[k]))} {span((low[k], high[k]))}"
 
     unclear = " (neither is clear)" if low[most] <= 0 and high[least] >= 0 else ""
-    return (
-        f"Where the relevance went in the {count_of(len(moved), 'image')} of moved reasons, B − A as shares of a map: "
-        f"{told(most)}; {told(least)}{unclear}."
-    )
+    return f"{told(most)}; {told(least)}{unclear}"
 
 
 def ninths(gained: np.ndarray) -> np.ndarray:
