@@ -1,8 +1,8 @@
 """Clusters of parts of images: branches of a tree that stand apart, weigh much and come back in half of the images.
 
 Parts are joined by average linkage of 1 − cos. A branch is worth (height of its parent − its own height) · relevance in
-it, and the disjoint branches that are worth most together are chosen; how many there are follows from the data. k-means,
-tried first, puts a cue of 5 % of the images into a cluster of its own only from some 24 clusters on.
+it, and the disjoint branches that are worth most together are chosen, if they are stable; how many there are follows
+from the data. k-means gives a cue that 5 % of the images have a cluster of its own only among some 24.
 """
 
 from __future__ import annotations

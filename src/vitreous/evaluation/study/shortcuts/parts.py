@@ -78,4 +78,3 @@ def parts_of(scene: Scene, declared: Method, values: dict[str, object], layer: i
         found.inside.append(None if cover is None else cover[order].astype(np.float32))
         found.outside.append(None if cover is None else float((share * (1 - cover)).sum()))
     return found
-

@@ -78,8 +78,8 @@ def measure(design: dict[str, Any], second: Rows) -> Measured:
                 insertion[cluster].append((number - 1, before, cue, ordinary, chance, *flips))
             if row["a_tsi"] is not None:
                 indices[number - 1] = row["a_tsi"], row["m_tsi"]
-    lists = ({key: np.array(rows, np.float64) for key, rows in of.items()} for of in (removal, insertion))
-    return Measured(*lists, here, elsewhere, images, indices)
+    gone, put = ({key: np.array(rows, np.float64) for key, rows in of.items()} for of in (removal, insertion))
+    return Measured(gone, put, here, elsewhere, images, indices)
 
 
 def judge(design: dict[str, Any], found: Measured, options: Options) -> list[Judged]:
