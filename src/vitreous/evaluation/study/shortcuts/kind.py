@@ -18,6 +18,8 @@ from vitreous.evaluation.study.shortcuts.parts import parts_of, usual_layer
 from vitreous.models.model import Model
 from vitreous.models.output import Form, Meaning
 from vitreous.registry import METHODS
+from vitreous.trace.parse_target import parse
+from vitreous.trace.target import Class
 
 if TYPE_CHECKING:
     import pyarrow
@@ -110,6 +112,9 @@ class Shortcuts(Kind):
         layer = self.settings.layer
         if layer is not None and not -layout.layers <= layer < layout.layers:
             raise OptionError(f"layer {layer} is out of range: {model.name} has layers 0 to {layout.layers - 1}")
+        for name in self.settings.classes or ():
+            if not isinstance(parse(int(name) if name.isdigit() else name, model, model.outputs or 0), Class):
+                raise OptionError(f"classes={name!r}: give names or numbers of classes")
         return check_methods(self.chosen, model)
 
     def layer(self, layers: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous._support.words import count_of, number, share, span
+from vitreous.evaluation.study.columns import flat_arrays
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.kind import Rows
 from vitreous.evaluation.study.shortcuts.design import SHEET
@@ -190,7 +191,7 @@ def charts(ranked: Sequence[Judged], study: Rows, second: Rows, names: Sequence[
     known = [one for one in ranked if one.rank is not None][:CHARTED]
     found = []
     if known:
-        bars = [(title(one), *(one.values[key] for key in ("score", "score_low", "score_high"))) for one in known]
+        bars = [(title(v), v.values["score"], v.values["score_low"], v.values["score_high"]) for v in known]
         found.append(
             Chart(
                 "scores",
@@ -224,9 +225,7 @@ def photos_of(second: Rows, names: set[str]) -> dict[str, Any]:
 
 def maps_of(study: Rows, names: set[str]) -> dict[str, np.ndarray]:
     """The maps of some images."""
-    from vitreous.evaluation.study.columns import flat_arrays
-
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for table in study.tables(["image", "map", "map_shape"]):
         rows = zip(table["image"].to_pylist(), flat_arrays(table["map"]), table["map_shape"].to_pylist())
         found |= {name: flat.reshape(shape) for name, flat, shape in rows if name in names and shape is not None}
