@@ -112,8 +112,14 @@ class Planned:
         """Shards in the order of the models and the images."""
         found: list[Shard] = []
         for model, data in enumerate(self.data):
-            found += cut(data, model, size, len(found))
+            found += cut(data, model, size, len(found), self.recipe.kind.shown_images(self.recipe.names[model]))
         return found
+
+    def then(self, kind: Kind, manifest: dict[str, Any]) -> Planned:
+        """The second phase of a study whose manifest is given: the same images, cut alike, with another kind."""
+        told = {"study": kind.name, "options": kind.options}
+        recipe = replace(self.recipe, kind=kind, data=tuple(self.data) if kind.pooled else ())
+        return Planned(recipe, self.data, {**manifest, **told, "id": digest({"of": manifest["id"], **told})})
 
 
 def plan(
@@ -180,10 +186,11 @@ def shard_size(usual: int, batch: int, images: int) -> int:
     return max(1, round(wanted / batch)) * batch
 
 
-def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
-    """Shards in the order of the images; examples are spread evenly."""
+def cut(data: Data, model: int, size: int, number: int, examples: Sequence[int] | None = None) -> list[Shard]:
+    """Shards in the order of the images; examples are spread evenly, unless they are given."""
     count = len(data)
-    shown = {round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count))}
+    even = (round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count)))
+    shown = set(even if examples is None else examples)
     return [
         Shard(
             number + i,
@@ -228,6 +235,8 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     """Raise if a target does not exist on this model."""
     if not kind.targeted:
         return
+    if kind.single and len(targets) > 1:
+        raise OptionError(f"the study {kind.name} takes one target: the label or top-1")
     trace = Trace(model, torch.zeros(1, model.channels, *model.size), data.beside([0]))
     trace.crops = replace(trace.crops, prepared=True)
     for target in targets:

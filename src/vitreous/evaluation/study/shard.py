@@ -183,7 +183,8 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
         for t, asked in enumerate(rows.recipe.targets):
             target = target_of(rows, trace, batch, asked)
             timed, pool = rows.shard.first == 0, rows.pool(asked)
-            scene = Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers)
+            name = rows.recipe.names[rows.shard.model]
+            scene = Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers, name)
             for method, outcome in rows.recipe.kind.work(scene).items():
                 if outcome.error is not None and not alone and not isinstance(outcome.error, PERMANENT):
                     raise Failed(outcome.error)
