@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from vitreous._support.arrays import plain
 from vitreous._support.files import write_whole
 from vitreous._support.marks import FORMAT, KEY, identity_of
+from vitreous.evaluation.report.files import parquet
 from vitreous.evaluation.report.page import inline_svg, whole_page
 from vitreous.plot.figure import save_figure
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from vitreous.evaluation.study.findings import Chart, Findings
     from vitreous.evaluation.study.read import Study
 
@@ -37,10 +40,20 @@ def write_report(study: Study, out: Path | None = None, found: dict[str, Finding
                 save_figure(figure, written[-1])
             wide = round(INCH * figure.get_figwidth())
             drawn[model, chart.name] = {"wide": wide, "drawn": inline_svg(figure, chart.title)}
+    for name in dict.fromkeys(name for one in found.values() for name in one.frames):
+        written.append(folder / f"{name}.parquet")
+        write_whole(written[-1], parquet(joined(found, name)))
     told = json.dumps(as_json(study, found), indent=2, ensure_ascii=False)
     write_whole(folder / "findings.json", told.encode())
     write_whole(folder / "report.html", page(study, found, drawn).encode())
     return [*written, folder / "findings.json", folder / "report.html"]
+
+
+def joined(found: dict[str, Findings], name: str) -> pyarrow.Table:
+    """A further table, of all models."""
+    import pyarrow as pa
+
+    return pa.concat_tables([one.frames[name] for one in found.values() if name in one.frames])
 
 
 def file_name(chart: Chart, model: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -41,3 +42,4 @@ class Findings:
     charts: Sequence[Chart] = ()
     numbers: dict[str, Any] = field(default_factory=dict)  # the same for programs, as JSON can hold it
     body: Callable[[], Markup] | None = None  # a page of its own, where tables and charts are not enough
+    frames: dict[str, pyarrow.Table] = field(default_factory=dict)  # further tables, written as NAME.parquet

@@ -17,7 +17,7 @@ from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Kind, find_kind
 from vitreous.evaluation.study.provenance import Named, attribution_of, find_row, provenance_of
 from vitreous.evaluation.study.shard import schema_of
-from vitreous.evaluation.study.store import Store, find_store
+from vitreous.evaluation.study.store import LATEST, Store, find_store, read_json
 
 if TYPE_CHECKING:
     import pandas
@@ -127,7 +127,18 @@ class Study:
 
     @property
     def finished(self) -> bool:
-        return len(self.numbers) == len(self.mine)
+        """Whether all is computed, in both phases where there are two."""
+        if len(self.numbers) != len(self.mine):
+            return False
+        return self.kind.phases == 1 or self.second is None or self.second.finished
+
+    @cached_property
+    def second(self) -> Study | None:
+        """The second phase of a kind that has two, as far as it is; None before it began."""
+        if self.kind.phases == 1 or not (self.folder / LATEST).is_file():
+            return None
+        below = Study(find_store(self.folder / str(read_json(self.folder / LATEST)["study"])))
+        return below.of(self.model) if self.model else below
 
     # -------------------------------------------------------------------------------------------------- tables
 
@@ -324,6 +335,16 @@ class Study:
         for number in self.numbers:
             yield json.loads(parquet.read_schema(self.store.file(number)).metadata[b"vitreous"])
 
+    def frame(self, name: str) -> pandas.DataFrame:
+        """A further table of the findings, such as the clusters of `study shortcuts`, of all models."""
+        import pandas as pd
+
+        found = {model: one.frames for model, one in self.findings().items()}
+        known = dict.fromkeys(table for frames in found.values() for table in frames)
+        if name not in known:
+            raise InputError(f"{self.folder}: has no table {name!r}{nearest(name, known)}")
+        return pd.concat([frames[name].to_pandas() for frames in found.values()], ignore_index=True)
+
     def findings(self) -> dict[str, Findings]:
         """The findings of each model."""
-        return {name: self.kind.findings(self.of(name)) for name in self.models}
+        return self.kind.together([self.of(name) for name in self.models])
