@@ -253,7 +253,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
     """A line with its interval for each, by layer: a row for each model, a column for each part."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.1 * len(results["models"])), dpi=110, layout="constrained")
+    figure = Figure(figsize=(10, 3.1 * len(results["models"])), dpi=90, layout="constrained")
     every = figure.subplots(len(results["models"]), len(ORDER), squeeze=False, sharey="col", sharex=True)
     for row, (model, found) in zip(every, results["models"].items()):
         layers = [int(name) for name in found if name.isdigit()]
@@ -271,7 +271,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
     for axes in every[-1]:
         axes.set_xlabel("layer", fontsize=9)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
+    figure.savefig(file, pil_kwargs={"optimize": True})
 
 
 def written(page: Path, text: str) -> None:
