@@ -114,11 +114,14 @@ def read(model: vitreous.Model, data: Data, numbers: list[int], layer: int) -> H
     tokens, animal, order = [], [], []
     for start in range(0, len(numbers), 16):
         for batch in reader[numbers[start : start + 16]].batches:
-            placed = patch_features(Trace(model, torch.as_tensor(batch.images)), [layer])[layer]
+            seen = [i for i, mask in enumerate(batch.masks) if mask is not None]  # it may be cropped away
+            if not seen:
+                continue
+            placed = patch_features(Trace(model, torch.as_tensor(batch.images)[seen]), [layer])[layer]
             tokens.append(placed.float().flatten(1, 2).cpu())
-            masks = torch.stack([torch.as_tensor(mask).float() for mask in batch.masks])[:, None]
+            masks = torch.stack([torch.as_tensor(batch.masks[i]).float() for i in seen])[:, None]
             animal.append(F.adaptive_avg_pool2d(masks, placed.shape[1:3]).flatten(1) > COVERED)
-            order += batch.numbers
+            order += [batch.numbers[i] for i in seen]
     breed = torch.tensor([int(data.samples[number].label) for number in order])  # type: ignore[arg-type]
     return Half(torch.cat(tokens), torch.cat(animal), breed, order)
 
@@ -135,7 +138,7 @@ def bases(train: Half, latents: Latents, nmf: Latents, seed: int) -> Iterator[tu
     main = torch.linalg.eigh(torch.cov(tokens.double().T.cpu())).eigenvectors.flip(1).T[: len(latents) // 2].to(tokens)
     yield "PCA", [along(mean, torch.cat([main, -main]))]
     yield "neurons", [along(mean, torch.cat([torch.eye(width), -torch.eye(width)]).to(tokens))]
-    drawn = [random_directions(tokens, len(latents), seed + i) for i in range(RANDOM)]
+    drawn = [random_directions(tokens - mean, len(latents), seed + i) for i in range(RANDOM)]
     yield "random, as tokens vary", [along(mean, one) for one in drawn]
     chance = torch.Generator().manual_seed(seed)
     plain = [F.normalize(torch.randn(len(latents), width, generator=chance), dim=1).to(tokens) for _ in range(RANDOM)]

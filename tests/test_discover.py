@@ -107,7 +107,7 @@ def test_planted_atoms_are_recovered(by: str, count: int) -> None:
     size = Size(2 * count, 3) if by == "sae" else Size(count, 0)
     found, _ = fit(tokens, by, size, seed=0, steps=1500 if by == "sae" else 300)
     assert np.quantile(matched(atoms, found.decoder), 0.05) > 0.9
-    assert matched(atoms, random_directions(tokens, size.latents)).mean() < 0.75
+    assert matched(atoms, random_directions(tokens - tokens.mean(0), size.latents)).mean() < 0.75
     assert quality(found, [tokens]).explained[0] > 0.9
 
 
@@ -134,7 +134,7 @@ def test_the_same_seed_gives_the_same_and_dead_latents_revive() -> None:
 def test_a_random_dictionary_is_not_stable() -> None:
     tokens, _ = planted(60, 64, 2, 800)
     one = fit(tokens, "sae", Size(16, 2), 0, 20)[0]
-    other = Latents("", 0, "nmf", one.mean, random_directions(tokens, 16, 5))
+    other = Latents("", 0, "nmf", one.mean, random_directions(tokens - one.mean, 16, 5))
     agreed = stability(one, [other], tokens)
     assert agreed is not None and not agreed.stable.any() and agreed.control.mean() < 0.5
 
@@ -455,7 +455,7 @@ def test_discover(album: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_report_and_command(album: Path, run: Run) -> None:
     args = ["concept", "discover", album, "--layer", "1", "--name", "noise", "--latents", "16", "--k", "4"]
-    args += ["--seeds", "2", "--candidates", "2", "--per-class", "2", "--limit", "22"]
+    args += ["--seeds", "2", "--steps", "20", "--candidates", "2", "--per-class", "2", "--limit", "22"]
     said = run(*args)
     assert said.code == 0, said.err
     assert "latent:noise#" in said.out and "explained variance" in said.out

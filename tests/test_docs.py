@@ -411,6 +411,7 @@ LONG = (
         "dense.md",
         "features.md",
         "diff.md",
+        "discover.md",
         "inputs.md",
         "detection.md",
         "inspect.md",

@@ -35,6 +35,9 @@ def discover(
         typer.Option("--k", help="Latents that a patch may have, of sae; default: by --latents.", min=1),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Dictionaries that are fitted to tell which latents are stable.")] = 3,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of the fit; default: 1500 of sae, 60 of nmf.", min=1, show_default=False)
+    ] = None,
     candidates: Annotated[int, typer.Option(help="Latents that are ablated for each class.")] = 8,
     per_class: Annotated[int, typer.Option(help="Images of each class that they are ablated in, at most.")] = 32,
     words: Annotated[
@@ -64,8 +67,15 @@ def discover(
         raise OptionError(f"--name {called!r}: give a plain name without folders and #")
     file = FOLDER / f"{called}{ENDING}"
     model = source.load()
-    options: dict[str, Any] = {"by": by, "latents": latents, "k": k, "seeds": seeds, "candidates": candidates}
-    options |= {"per_class": per_class, "words": words, "limit": limit, "sample": sample, "seed": seed}
+    options: dict[str, Any] = {"by": by, "latents": latents, "k": k, "seeds": seeds, "steps": steps}
+    options |= {
+        "candidates": candidates,
+        "per_class": per_class,
+        "words": words,
+        "limit": limit,
+        "sample": sample,
+        "seed": seed,
+    }
     folder = out / called
     try:
         with source.limited(), show_progress(False if as_json else None):

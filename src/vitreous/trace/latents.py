@@ -1,6 +1,6 @@
 """A dictionary of latents: directions that the patch tokens of one layer are made of, few at a time.
 
-x ≈ m + Σ_j a_j·d_j        x a patch token that leaves the layer, m the mean token, ‖d_j‖ = 1, a_j ≥ 0
+x ≈ m + Σ_j a_j·d_j        x a patch token that leaves the layer, ‖d_j‖ = 1, a_j ≥ 0; m the mean token, of nmf 0
 sae   a = TopK_k(relu(W·x + b))                                        an encoder that was trained with the d_j
 nmf   a = argmin_{a ≥ 0} ‖x − m − Σ_j a_j·d_j‖², by projected gradients   none but the d_j
 """
@@ -171,15 +171,19 @@ def keep_largest(values: Activations, k: int) -> Activations:
 
 
 def nonnegative(
-    x: Tokens, decoder: Float[Tensor, "K D"], start: Activations | None = None, steps: int = STEPS
+    x: Tokens,
+    decoder: Float[Tensor, "K D"],
+    start: Activations | None = None,
+    steps: int = STEPS,
+    penalty: Tensor | float = 0.0,
 ) -> Activations:
-    """argmin_{a ≥ 0} ‖x − a·D‖² by projected gradients: a ← relu(a − (a·DDᵀ − x·Dᵀ)/λ), λ the largest eigenvalue.
+    """argmin_{a ≥ 0} ½‖x − a·D‖² + λ·Σa by projected gradients: a ← relu(a − (a·DDᵀ − x·Dᵀ + λ)/L), L = ‖DDᵀ‖.
 
-    No step increases the error.
+    No step increases what is minimised.
     """
     gram = decoder @ decoder.mT
     step = 1 / torch.linalg.matrix_norm(gram, 2).clamp_min(1e-12)
-    turn, pull = torch.eye(len(gram)).to(gram) - gram * step, F.linear(x, decoder) * step
+    turn, pull = torch.eye(len(gram)).to(gram) - gram * step, (F.linear(x, decoder) - penalty) * step
     a = F.relu(pull) if start is None else start
     for _ in range(steps):
         a = F.relu(F.linear(a, turn) + pull)
