@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -227,19 +227,25 @@ def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]
     from vitreous._support.progress import show_progress
     from vitreous.evaluation.study import run as study
 
-    def begun(store: Any, done: int) -> None:
-        if done and not engine.as_json:
-            said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
-            typer.secho(said, err=True, dim=True)
-
     for note in () if engine.as_json else planned.notes:
         typer.secho(f"note: {note}", err=True, fg="yellow")
     try:
         with nullcontext() if engine.as_json else show_progress():
-            return study.carry_out(planned, engine.out, compute, chosen, begun)
+            return study.carry_out(planned, engine.out, compute, chosen, tell_begun(engine.as_json))
     except (KeyboardInterrupt, OSError) as error:
         tell_stopped(planned, engine.out, error)
         raise
+
+
+def tell_begun(quiet: bool) -> Callable[[Any, int], None]:
+    """Print what an earlier run has left, before the rest is computed."""
+
+    def begun(store: Any, done: int) -> None:
+        if done and not quiet:
+            said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
+            typer.secho(said, err=True, dim=True)
+
+    return begun
 
 
 def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
