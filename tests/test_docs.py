@@ -418,6 +418,7 @@ LONG = (
         "maximize.md",
         "own-model.md",
         "registers.md",
+        "shortcuts.md",
         "reparametrisation.md",
         "results.md",
         "video.md",
