@@ -43,6 +43,7 @@ DIFFERENT = {  # the same word for something else
     "--layer": {
         "Layer from 0, or from the end by -1, -2, …; or all.",
         "Outliers after this layer; most: after the one with the most.",
+        "Cluster the patch features of this block; default: the middle one.",
     },
     "--method": {  # of the maps of an image, of its words, and rows of a leaderboard
         "One method; see: vitreous methods.",
@@ -53,6 +54,11 @@ DIFFERENT = {  # the same word for something else
     "--metric": {  # columns of a leaderboard, and the one that decides
         "Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
         "The faithfulness metric that decides; default: srg.",
+        "Metric of faithfulness; none: not measured.",
+    },
+    "--model": {
+        "timm name, hf/ID, torchvision/NAME, openclip/NAME, a folder or a file; default: the embedded model.",
+        "The architecture, where A or B are files of weights.",
     },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }
@@ -66,8 +72,8 @@ ORDER = (
 
 SHORT = {"--method": "-x", "--target": "-t", "--model": "-m", "--weights": "-w", "--set": "-s", "--out": "-o"}
 READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
-STORED = {
-    f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
+STORED = {f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")} | {
+    "vitreous diff"
 }  # resumed, not replaced
 DRAW = {
     "vitreous ask",

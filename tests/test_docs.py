@@ -409,12 +409,15 @@ LONG = (
         "coming-from.md",
         "concepts.md",
         "dense.md",
+        "features.md",
+        "diff.md",
         "inputs.md",
         "detection.md",
         "inspect.md",
         "maximize.md",
         "own-model.md",
         "registers.md",
+        "shortcuts.md",
         "reparametrisation.md",
         "results.md",
         "video.md",
@@ -438,7 +441,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("page", SHOWN)
 def test_examples_run(page: Path, player: Player) -> None:
-    if page.name in ("inspect.md", "maximize.md"):  # they name layers of the embedded model
+    if page.name in ("features.md", "inspect.md", "maximize.md"):  # they name layers of the embedded model
         player.typed = small_embedded(96)
     for language, text in blocks(page):
         player.play(language, text)

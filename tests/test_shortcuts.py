@@ -115,8 +115,12 @@ def study(poisoned: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
     return run_study("shortcuts", poisoned, model(), tmp_path_factory.mktemp("out"), **FEW)
 
 
-def test_the_cue_is_ranked_first_and_alarms(study: Study) -> None:
-    table = study.frame("clusters")
+@pytest.fixture(scope="module")
+def table(study: Study) -> Any:
+    return study.frame("clusters")
+
+
+def test_the_cue_is_ranked_first_and_alarms(table: Any) -> None:
     first = table.iloc[0]
     assert first["rank"] == 1 and first["label"] == "red" and first["alarm"] and not table["alarm"][1:].any()
     assert set(first["image_names"]) == {f"red/{i:02d}.png" for i in range(4)}
@@ -128,6 +132,7 @@ def test_the_cue_is_ranked_first_and_alarms(study: Study) -> None:
     assert (table["rank"].to_numpy() == np.arange(1, len(table) + 1)).all()
 
 
+@pytest.mark.slow
 def test_the_findings_say_it(study: Study) -> None:
     found = study.findings()["cheat"]
     assert study.finished and found.lead.startswith("1 alarm at 5 % among ") and "of red" in found.lead
@@ -137,12 +142,12 @@ def test_the_findings_say_it(study: Study) -> None:
         study.frame("cluster")
 
 
-def test_removal_and_insertion_are_those_of_the_network(study: Study, poisoned: Path) -> None:
+def test_removal_and_insertion_are_those_of_the_network(study: Study, table: Any, poisoned: Path) -> None:
     """The rows of the second phase, computed again by hand from pixels."""
     assert study.second is not None
     rows, net = study.second.to_pandas(), Cheat().eval()
     names = study.to_pandas()["image"].tolist()
-    first = study.frame("clusters").iloc[0]["cluster"]
+    first = table.iloc[0]["cluster"]
     pairs = [one for one in study.second.manifest["options"]["designs"]["cheat"]["pairs"] if one[1] == first]
     for host, _, donor, cue, *_ in pairs[:3]:
         pixels, given = (opened(poisoned / names[n]) for n in (host, donor))
@@ -152,9 +157,9 @@ def test_removal_and_insertion_are_those_of_the_network(study: Study, poisoned: 
         at = list(row["inserted"]).index(first)
         assert row["p_cue"][at] == pytest.approx(probability(net(pixels), 0), abs=1e-5)
         assert row["p_before"][at] == pytest.approx(probability(net(opened(poisoned / names[host])), 0), abs=1e-5)
-    row = rows.iloc[0]
+    row = rows.iloc[names.index("red/00.png")]
     at = list(row["removed"]).index(first)
-    x = net.embed(opened(poisoned / names[0])).flatten(2).mT[:, :-1]
+    x = net.embed(opened(poisoned / "red" / "00.png")).flatten(2).mT[:, :-1]
     for block in net.blocks:
         x = block(x)
     assert row["tokens"][at] == 1
@@ -166,9 +171,10 @@ def opened(file: Path) -> torch.Tensor:
 
 
 def probability(output: torch.Tensor, group: int) -> float:
-    return float(output.softmax(1)[0, group])
+    return float(output.detach().softmax(1)[0, group])
 
 
+@pytest.mark.slow
 def test_the_report_has_sheets_and_tables(study: Study, tmp_path: Path) -> None:
     import pandas as pd
 
@@ -218,8 +224,7 @@ def test_noise_has_no_stable_clusters() -> None:
     found = find_clusters(
         unit(parts, parts.mean(0)), np.repeat(np.arange(40), 3), np.ones(120), least=3, most=8, seed=0
     )
-    assert sum(one.images for one in found) < 60  # most parts are in none
-    assert all(one.stability < 0.95 for one in found)
+    assert sum(len(one.parts) for one in found) < 60  # most parts are in none
 
 
 def test_of_many_images_a_tree_takes_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +439,7 @@ def test_it_runs_on_other_families(name: str, tmp_path: Path) -> None:
             noise = np.random.default_rng([group, i]).integers(0, 255, (6, 6, 3), np.uint8)
             Image.fromarray(noise).resize(size[::-1]).save(tmp_path / "data" / str(group) / f"{i}.png")
     given = Model(zoo.network(name), cropped(size, (0.5,) * 3, (0.5,) * 3), name="other")
-    if not zoo.ZOO[name].blocks or name == "timm XCiT":
+    if not zoo.ZOO[name].blocks:
         with pytest.raises(Unsupported, match="the study shortcuts clusters the patch features of a block"):
             run_study("shortcuts", tmp_path / "data", given, tmp_path / "out", methods="gradient", **FEW)
         return

@@ -50,6 +50,9 @@ WHOLE = "_vitreous_whole"  # attribute of some rows of Q or A: all rows, their m
 WATCHED = SDPA | SOFTMAX | PRODUCTS | CAT | {F.multi_head_attention_forward, F.linear, F.conv2d}
 
 
+Change = Callable[[Attention], Tensor | None]  # another output of an attention, in its own axes; None: the same
+
+
 class Enough(BaseException):
     """Raised inside a model once everything needed is recorded (`except Exception` does not catch it)."""
 
@@ -80,7 +83,7 @@ class Capture(TorchFunctionMode):
 
     `names`: the network's module names by identity. `since`: the first attention to keep. `most`: the number of
     attentions after which `Enough` ends the forward pass. `forms` computes the output of every attention that it
-    accepts, except the one that ends the forward pass.
+    accepts, except the one that ends the forward pass. `change` may give the network another output than it recorded.
     """
 
     def __init__(
@@ -91,9 +94,11 @@ class Capture(TorchFunctionMode):
         since: int = 0,
         most: int | None = None,
         forms: Forms | None = None,
+        change: Change | None = None,
     ) -> None:
         super().__init__()
         self.names, self.images, self.since, self.most, self.forms = names, images, since, most, forms
+        self.change = change
         self.calls: list[Attention] = []
         self.seen = 0  # attentions so far, kept or not
         self.last: Attention | None = None
@@ -120,8 +125,7 @@ class Capture(TorchFunctionMode):
         elif func in SOFTMAX:
             self._following = tag_softmax(args, kwargs, out) or self._following
         elif func in PRODUCTS:
-            self.see_product(func, args, kwargs, out)
-            return out
+            return self.see_product(func, args, kwargs, out)
         elif func in CAT and len(self._split) > 1:
             self.put_together(parts_of(args), out)
         if self._following and func not in SOFTMAX:
@@ -173,7 +177,7 @@ class Capture(TorchFunctionMode):
         if forms is not None:
             call.node = forms.form(call, options)
         self.keep(call)
-        return call.node
+        return self.changed(call)
 
     def multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """F.multi_head_attention_forward, its attention recorded."""
@@ -189,14 +193,14 @@ class Capture(TorchFunctionMode):
 
     # --------------------------------------------------------------------------------------- unfused attention
 
-    def see_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
-        """A product: of a softmax and values it is an attention; any other may be Q·Kᵀ."""
+    def see_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        """A product: of a softmax and values it is an attention; any other may be Q·Kᵀ. Returns its result."""
         factors = operands(func, args, kwargs)
         softs = [one for one in factors if soft_of(one) is not None]
         if not softs or out.ndim < 3:
             self._following = True
             setattr(out, FACTORS, factors)
-            return
+            return out
         found = read_product(func, args, kwargs, factors, self.images)
         if found is None and len(softs) > 1:
             tag_product(softs[0], softs[1], out)
@@ -212,6 +216,8 @@ class Capture(TorchFunctionMode):
             call.factors = getattr(a, FACTORS, None)
             call.keys = None if call.factors is None else call.factors[1]
             self.keep(call)
+            return self.changed(call)
+        return out
 
     # ------------------------------------------------------------------------------------------ what was recorded
 
@@ -227,6 +233,11 @@ class Capture(TorchFunctionMode):
         self._following = False
         if self.most is not None and self.seen >= self.most:
             raise Enough
+
+    def changed(self, call: Attention) -> Tensor:
+        """What the network continues with."""
+        other = None if self.change is None else self.change(call)
+        return call.node if other is None else other
 
     def put_together(self, parts: list[Tensor], out: Tensor) -> None:
         """The last calls, of which a module puts the outputs together, are one attention."""

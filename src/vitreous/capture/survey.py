@@ -220,7 +220,7 @@ class Surveyed(Capture):
             self.survey.sampled.append((caller(self.names), grid))
         return super().__torch_function__(func, types, args, kwargs)
 
-    def see_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+    def see_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         factors = operands(func, args, kwargs)
         of_products = [getattr(one, FACTORS, None) for one in factors]
         for number, pair in enumerate(of_products):
@@ -228,7 +228,7 @@ class Surveyed(Capture):
             soft = any(soft_of(one) is not None for one in (*factors, *whole))
             if pair is not None and not soft and all(map(is_activation, whole)):
                 self.survey.linear.append((caller(self.names), whole))
-        super().see_product(func, args, kwargs, out)
+        return super().see_product(func, args, kwargs, out)
 
     def keep(self, call: Attention) -> None:
         super().keep(call)

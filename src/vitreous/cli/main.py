@@ -11,8 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from vitreous._support.cpu import work_around_amx
-from vitreous.cli import language as language  # its commands
+from vitreous.cli import counterfactual as counterfactual  # these modules declare commands
+from vitreous.cli import diff as diff
+from vitreous.cli import discover as discover
+from vitreous.cli import features as features
+from vitreous.cli import language as language
 from vitreous.cli import told as told
+from vitreous.cli.ablate import app as ablate_app
 from vitreous.cli.commands import app
 from vitreous.cli.concept import app as concept_app
 from vitreous.cli.inspect import app as inspect_app
@@ -23,6 +28,7 @@ from vitreous.version import VERSION
 
 INTERRUPTED = 130
 
+app.add_typer(ablate_app, name="ablate")
 app.add_typer(concept_app, name="concept")
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(probe_app, name="probe")

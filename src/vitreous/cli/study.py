@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,10 +151,10 @@ class Cues:
     classes: Annotated[
         str | None, typer.Option(help="Look at these classes only: names or numbers, separated by commas.")
     ] = None
-    clusters: Annotated[int, typer.Option(help="Test at most so many clusters of a class.", min=1)] = 12
-    parts: Annotated[int, typer.Option(help="Take so many of the most relevant patches of an image.", min=1)] = 16
+    clusters: Annotated[int, typer.Option(help="Test at most N clusters of a class.", min=1)] = 12
+    parts: Annotated[int, typer.Option(help="Parts of an image: its N most relevant patches.", min=1)] = 16
     images: Annotated[int, typer.Option(help="Leave out classes with fewer images.", min=4)] = 10
-    hosts: Annotated[int, typer.Option(help="Insert each cue into so many images of other classes.", min=4)] = 24
+    hosts: Annotated[int, typer.Option(help="Insert each cue into N images of other classes.", min=4)] = 24
     level: Annotated[float, typer.Option(help="The chance of any false alarm.")] = 0.05
 
 
@@ -227,19 +227,25 @@ def carry_out(planned: Any, engine: Engine, compute: Any, chosen: dict[str, Any]
     from vitreous._support.progress import show_progress
     from vitreous.evaluation.study import run as study
 
-    def begun(store: Any, done: int) -> None:
-        if done and not engine.as_json:
-            said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
-            typer.secho(said, err=True, dim=True)
-
     for note in () if engine.as_json else planned.notes:
         typer.secho(f"note: {note}", err=True, fg="yellow")
     try:
         with nullcontext() if engine.as_json else show_progress():
-            return study.carry_out(planned, engine.out, compute, chosen, begun)
+            return study.carry_out(planned, engine.out, compute, chosen, tell_begun(engine.as_json))
     except (KeyboardInterrupt, OSError) as error:
         tell_stopped(planned, engine.out, error)
         raise
+
+
+def tell_begun(quiet: bool) -> Callable[[Any, int], None]:
+    """Print what an earlier run has left, before the rest is computed."""
+
+    def begun(store: Any, done: int) -> None:
+        if done and not quiet:
+            said = f"resuming {store.folder}: {done} of {store.manifest['shards']} shards are complete"
+            typer.secho(said, err=True, dim=True)
+
+    return begun
 
 
 def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitreous._support.memory import capturing, later
 from vitreous.capture.attention import Attention, same, widen
 from vitreous.capture.attention_backward import Follower
-from vitreous.capture.capture import Capture, Enough, Forms
+from vitreous.capture.capture import Capture, Change, Enough, Forms
 from vitreous.capture.entries import CutAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
 from vitreous.errors import ModelError, Unsupported
@@ -61,6 +61,7 @@ class Run:
     ends: bool = False  # stop at the last layer's attention
     since: int = 0  # the first layer whose attention is kept
     forms: Forms | None = None  # computes the output of attention calls in place of the kernel
+    change: Change | None = None  # gives the network another output of an attention than was recorded
     narrow: Narrow | None = None
     enter: Edit | None = None  # applied to the tokens that enter the block of `layer` (or the first block)
     leave: Edit | None = None  # applied to the tokens that leave the last block
@@ -194,7 +195,8 @@ def perform(
             stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
-        seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, forms=how.forms))
+        rest: dict[str, Any] = {"forms": how.forms, "change": how.change}
+        seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, **rest))
         if how.narrow is not None and not still.hooked:
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
         cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
@@ -263,6 +265,7 @@ class Batch:
         self.extent: Extent = (*self.images.shape[1:-3], *self.size)
         self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
+        self.surgery: Callable[[Run], Run] | None = None  # changes every run: what a part of the network gives
 
     def __len__(self) -> int:
         return len(self.images)
@@ -280,6 +283,7 @@ class Batch:
 
     def look(self, images: Images, how: Run) -> Finished | Stopped:
         """A new forward pass, possibly stopped early."""
+        how = how if self.surgery is None else self.surgery(how)
         if not self.inputs:
             seen = perform(self.model, self.layout, images, how, self.autocast)
         else:

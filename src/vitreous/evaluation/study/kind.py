@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -33,6 +33,10 @@ HOMES = {  # imported when they are used
     "shortcuts": "vitreous.evaluation.study.shortcuts.kind.Shortcuts",
 }
 SECOND = {"effects": "vitreous.evaluation.study.shortcuts.effects.Effects"}  # second phases of others
+OWN = {  # with a command of their own
+    "ablate": "vitreous.inspect.ablate.study.Ablate",
+    "diff": "vitreous.evaluation.diff.kind.Diff",
+}
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -103,6 +107,7 @@ class Kind(ABC):
     pooled: ClassVar[bool] = False  # does it put images of different batches together?
     phases: ClassVar[int] = 1  # how often it goes through the images
     single: ClassVar[bool] = False  # does it take one target only?
+    examples: ClassVar[int] = 24  # images whose photos are kept
 
     @property
     def options(self) -> dict[str, Any]:
@@ -130,9 +135,17 @@ class Kind(ABC):
         """What is computed once all rows are there, in a second run over the images; None if there is nothing."""
         return None
 
-    def shown_images(self, model: str) -> Sequence[int] | None:
-        """The numbers of the images whose photos are kept; None: some from the first to the last."""
-        return None
+    def shown_images(self, model: str, count: int) -> Collection[int]:
+        """The numbers of the images whose photos are kept: some, from the first to the last."""
+        return {round(place) for place in np.linspace(0, count - 1, min(self.examples, count))}
+
+    def together(self, studies: Sequence[Rows]) -> dict[str, Findings]:
+        """The findings of every model; a kind that compares models has its own."""
+        return {study.model: self.findings(study) for study in studies}
+
+    def aim(self, number: int, label: int | str | None) -> int | str | None:
+        """The class to explain in an image whose label this is; None: the model's answer."""
+        return label
 
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
         """Add columns that depend on all rows together."""
@@ -148,7 +161,7 @@ class Kind(ABC):
 
 
 def find_kind(name: str) -> type[Kind]:
-    homes = HOMES | SECOND
+    homes = HOMES | SECOND | OWN
     if name not in homes:
         raise OptionError(f"unknown study {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
     home, _, made = homes[name].rpartition(".")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,7 +30,6 @@ from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
 FORMAT = 2  # of the store; another number is another study. 1: rows without image_hash, target_label, probability
-EXAMPLES = 24  # images whose photos are kept
 MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this many
 
 
@@ -112,7 +110,8 @@ class Planned:
         """Shards in the order of the models and the images."""
         found: list[Shard] = []
         for model, data in enumerate(self.data):
-            found += cut(data, model, size, len(found), self.recipe.kind.shown_images(self.recipe.names[model]))
+            shown = self.recipe.kind.shown_images(self.recipe.names[model], len(data))
+            found += cut(data, model, size, len(found), shown)
         return found
 
     def then(self, kind: Kind, manifest: dict[str, Any]) -> Planned:
@@ -186,11 +185,9 @@ def shard_size(usual: int, batch: int, images: int) -> int:
     return max(1, round(wanted / batch)) * batch
 
 
-def cut(data: Data, model: int, size: int, number: int, examples: Sequence[int] | None = None) -> list[Shard]:
-    """Shards in the order of the images; examples are spread evenly, unless they are given."""
+def cut(data: Data, model: int, size: int, number: int, shown: Collection[int]) -> list[Shard]:
+    """Shards in the order of the images; `shown`: the images whose photos are kept."""
     count = len(data)
-    even = (round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count)))
-    shown = set(even if examples is None else examples)
     return [
         Shard(
             number + i,

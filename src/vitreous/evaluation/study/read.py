@@ -346,4 +346,4 @@ class Study:
 
     def findings(self) -> dict[str, Findings]:
         """The findings of each model."""
-        return {name: self.kind.findings(self.of(name)) for name in self.models}
+        return self.kind.together([self.of(name) for name in self.models])

@@ -143,7 +143,7 @@ def make_kind(
     for other in options:
         if other != name:
             raise OptionError(f"options for {other}: the study {name} has none but its own, {name}.…")
-    return made.make({"seed": seed, **own} if name == "cass" else own)  # type: ignore[no-any-return]
+    return made.make({"seed": seed, **own} if name in ("ablate", "cass") else own)  # type: ignore[no-any-return]
 
 
 def as_source(given: Given) -> Source:

@@ -207,7 +207,8 @@ def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Targ
         return choose(trace, asked, METHODS["gradient"]).fix(trace.output)
     if not trace.classifies:
         raise no_target(trace)
-    return label_target([rows.sample(number).label for number in batch.numbers], trace)
+    aim = rows.recipe.kind.aim
+    return label_target([aim(number, rows.sample(number).label) for number in batch.numbers], trace)
 
 
 def explained_by(scene: Scene) -> list[Explained]:

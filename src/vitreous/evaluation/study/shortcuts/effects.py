@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -62,10 +62,10 @@ class Effects(Kind):
         occurs = {name: pa.list_(pa.int32()) for name in ("occurs", "patches")}
         return {**occurs, **lists, "a_tsi": pa.float64(), "m_tsi": pa.float64()}
 
-    def shown_images(self, model: str) -> Sequence[int]:
+    def shown_images(self, model: str, count: int) -> Collection[int]:
         """The images of the contact sheets."""
         clusters = self.designs[model]["clusters"]
-        return sorted({number for cluster in clusters for number in cluster["members"][:SHEET]})
+        return {number for cluster in clusters for number in cluster["members"][:SHEET]}
 
     def findings(self, study: Rows) -> Findings:
         return Findings("The second phase of the study shortcuts.")

@@ -1,0 +1,1 @@
+"""Ablation: what a model loses without an attention head, an MLP or a layer."""
