@@ -53,6 +53,11 @@ DIFFERENT = {  # the same word for something else
     "--metric": {  # columns of a leaderboard, and the one that decides
         "Metrics or families of them, separated by commas, or all; each may have options: srg,srg:of=logit.",
         "The faithfulness metric that decides; default: srg.",
+        "Metric of faithfulness; none: not measured.",
+    },
+    "--model": {
+        "timm name, hf/ID, torchvision/NAME, openclip/NAME, a folder or a file; default: the embedded model.",
+        "The architecture, where A or B are files of weights.",
     },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }
@@ -66,8 +71,8 @@ ORDER = (
 
 SHORT = {"--method": "-x", "--target": "-t", "--model": "-m", "--weights": "-w", "--set": "-s", "--out": "-o"}
 READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
-STORED = {
-    f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")
+STORED = {f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")} | {
+    "vitreous diff"
 }  # resumed, not replaced
 DRAW = {
     "vitreous ask",

@@ -17,6 +17,8 @@ from .bridges.fiftyone import to_fiftyone as to_fiftyone
 from .bridges.huggingface import trainer_callback as trainer_callback
 from .bridges.lightning import lightning_callback as lightning_callback
 from .bridges.quantus import quantus_explain as quantus_explain
+from .counterfactuals.find import counterfactual as counterfactual
+from .counterfactuals.result import Counterfactual as Counterfactual
 from .declaration import ConfiguredMethod as ConfiguredMethod
 from .errors import CaptureError as CaptureError
 from .errors import EmptyMap as EmptyMap
@@ -31,6 +33,10 @@ from .errors import VitreousError as VitreousError
 from .errors import WeightsError as WeightsError
 from .evaluation.advice import Advice as Advice
 from .evaluation.advice import advise as advise
+from .evaluation.diff.result import Difference as Difference
+from .evaluation.diff.run import diff as diff
+from .evaluation.discover.discover import Discovered as Discovered
+from .evaluation.discover.discover import discover as discover
 from .evaluation.leaderboard import Leaderboard as Leaderboard
 from .evaluation.leaderboard import run_leaderboard as run_leaderboard
 from .evaluation.study.read import Study as Study
@@ -64,6 +70,8 @@ from .trace.concept import Concept as Concept
 from .trace.concept import Text as Text
 from .trace.cuda_graphs import replay as replay
 from .trace.detection import Detection as Detection
+from .trace.latent import Latent as Latent
+from .trace.latents import Latents as Latents
 from .trace.pairs import Like as Like
 from .trace.region import Region as Region
 from .trace.target import Class as Class

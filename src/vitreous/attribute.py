@@ -9,7 +9,7 @@ import torch
 from vitreous.attribution import Attribution
 from vitreous.models.origin import Origin
 from vitreous.registry import Method
-from vitreous.trace.apply import choose, computed, is_aimed, refuse, refuse_empty
+from vitreous.trace.apply import choose, computed, is_aimed, read_by, refuse, refuse_empty
 from vitreous.trace.detection import Detected, detected_shares
 from vitreous.trace.region import Placed, placed_shares
 from vitreous.trace.target import Target
@@ -44,6 +44,10 @@ def attribute_all(
 
     `strict`: raise if the map of an image is zero everywhere or not finite.
     """
+    own = [read_by(trace, target) for target in targets]
+    if any(one is not trace for one, _ in own):
+        return [attribute_all(one, declared, [target], values, views, strict=strict)[0] for one, target in own]
+    targets = [target for _, target in own]
     refuse(trace, declared)
     chosen = [choose(trace, target, declared) for target in targets]
     is_of_target = is_aimed(trace.model, declared)

@@ -39,7 +39,7 @@ from vitreous.models.model import Model
 from vitreous.models.output import Form as Shape
 from vitreous.models.output import Meaning
 from vitreous.registry import Method
-from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_target
+from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_by, read_target
 from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
 from vitreous.trace.region import predicted_shares, widest
@@ -204,7 +204,8 @@ def row_heads(trace: Trace, targets: list[str] | None, index: int) -> list[str]:
     if targets is None and not trace.classifies:
         return []
     asked: Sequence[str | None] = targets or [None]
-    return [read_target(trace, one).title(trace.model, trace.output, index) for one in asked]
+    own = [read_by(trace, one) for one in asked]
+    return [read_target(seen, one).title(seen.model, seen.output, index) for seen, one in own]
 
 
 def best(trace: Trace, index: int, count: int = 5) -> list[dict[str, Any]]:

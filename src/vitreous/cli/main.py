@@ -11,7 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from vitreous._support.cpu import work_around_amx
-from vitreous.cli import language as language  # its commands
+from vitreous.cli import counterfactual as counterfactual  # these modules declare commands
+from vitreous.cli import diff as diff
+from vitreous.cli import discover as discover
+from vitreous.cli import features as features
+from vitreous.cli import language as language
 from vitreous.cli import told as told
 from vitreous.cli.ablate import app as ablate_app
 from vitreous.cli.commands import app

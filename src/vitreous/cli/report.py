@@ -44,13 +44,18 @@ def tell(study: Study, out: Path | None, quiet: bool, notes: Sequence[str] = ())
     else:
         show(study, found)
         typer.echo(f"report: {files[-1]}")
+    tell_failures(study)
+    return 0 if done else 2
+
+
+def tell_failures(study: Study) -> None:
+    """Name the first images that failed, and count the others."""
     failed = study.failed()
     for image, reason in list(failed.items())[:FAILURES]:
         said = reason if image in reason else f"{image}: {reason}"
         typer.secho(f"failed: {said}", err=True, fg="yellow")
     if len(failed) > FAILURES:
         typer.secho(f"failed: {len(failed) - FAILURES} more, see the report", err=True, fg="yellow")
-    return 0 if done else 2
 
 
 def show(study: Study, found: dict[str, Findings]) -> None:
@@ -58,7 +63,7 @@ def show(study: Study, found: dict[str, Findings]) -> None:
 
     console = Console(highlight=False)
     failed = len(study.failed())
-    state = "" if study.finished else f", not finished: {len(study.numbers)} of {len(study.mine)} shards"
+    state = "" if study.finished else f", not finished: {study.progress}"
     typer.echo(
         f"{study.kind.name}: {study.images} images of {study.manifest['source']}"
         f"{f', {failed} failed' if failed else ''}{state}\n"

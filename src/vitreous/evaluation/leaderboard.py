@@ -30,7 +30,17 @@ from vitreous.metrics.pool import Pool
 from vitreous.models.match_labels import match_labels
 from vitreous.models.model import Model
 from vitreous.registry import METHODS, Metric
-from vitreous.trace.apply import as_inputs, as_model, choose, faults, images_at_once, is_aimed, of_images, read_target
+from vitreous.trace.apply import (
+    as_inputs,
+    as_model,
+    choose,
+    faults,
+    images_at_once,
+    is_aimed,
+    model_by,
+    of_images,
+    read_target,
+)
 from vitreous.trace.placing import best_classes
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
@@ -68,7 +78,7 @@ def run_leaderboard(
     whole = data if isinstance(data, Data) else read_data(data, masks)
     found = whole.with_inputs(inputs).take(limit, sample, seed)
     plan = make_plan(methods, metrics, options or {}, found, target, seed)
-    board = Leaderboard(of_images(as_model(model), "a leaderboard works"), found, plan)
+    board = Leaderboard(model_by(of_images(as_model(model), "a leaderboard works"), target), found, plan)
     board.run()
     return board
 

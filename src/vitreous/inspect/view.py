@@ -39,6 +39,7 @@ class View(ABC):
 
     name: ClassVar[str]
     moves: ClassVar[bool] = False  # can it be saved as a .gif?
+    apart: ClassVar[tuple[str, ...]] = ()  # fields that the provenance leaves out
     model: str
     image: str
     photo: Image.Image = field(repr=False)  # what the model saw
@@ -67,7 +68,7 @@ class View(ABC):
     @property
     def provenance(self) -> dict[str, Any]:
         """Everything else, as JSON."""
-        told = {name: value for name, value in vars(self).items() if name not in {*self.arrays, *OBJECTS}}
+        told = {name: value for name, value in vars(self).items() if name not in {*self.arrays, *OBJECTS, *self.apart}}
         sources = [] if self.views is None else [self.views.told(i) for i in range(len(self.views))]
         model = {} if self.made_by is None else self.made_by.told
         return {"view": self.name, **plain(told), "said": self.said, "sources": sources, **model}

@@ -36,8 +36,10 @@ from vitreous.trace.apply import (
     find_method,
     images_at_once,
     is_aimed,
+    model_by,
     of_model,
     per_image,
+    read_by,
 )
 from vitreous.trace.own_sizes import own_part
 from vitreous.trace.perturb.drop_tokens import Ends
@@ -194,6 +196,7 @@ def evaluate(
     target = each_of(target_of(explained) if target is None else target)
     if per_image(target) and len(target) != len(listed):
         raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
+    given, wrapped = None if given is None else read_by(given, target)[0], model_by(wrapped, target)
     masks = None if masks is None else check_masks(masks, listed, wrapped.channels)
     named = isinstance(explained, str | ConfiguredMethod)
     maps = None if named else maps_of(explained, len(listed), 3 if wrapped.frames is None else 4)
@@ -229,6 +232,7 @@ def make_case(
     masks: Sequence[Mask | None] | None = None,
 ) -> Case:
     """A case from a trace and its maps; the method computes the maps if none are given."""
+    trace, target = read_by(trace, target)
     declared = method or METHODS["gradient"]  # any targeted method, to check the target
     fixed: Target = NoTarget(trace)
     if target is not None or trace.classifies:
@@ -248,7 +252,7 @@ def make_case(
 
 def aim_at(trace: Trace, target: Any) -> Target:
     """What is explained in one image; the model runs only if that depends on its output."""
-    chosen = choose(trace, target, METHODS["gradient"])
+    chosen = choose(*read_by(trace, target), METHODS["gradient"])
     return chosen.fix(trace.output) if chosen.varies else chosen
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, capturing
-from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, Unsupported, one_of
+from vitreous.errors import EmptyMap, InputError, ModelError, OptionError, TargetError, Unsupported, one_of
 from vitreous.images import pictures, videos
 from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
@@ -25,8 +25,8 @@ from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.aim import Aimed, aimed
 from vitreous.trace.batched_targets import maps_of, targets_at_once
 from vitreous.trace.cuda_graphs import key_of, replays
+from vitreous.trace.parse_target import asks_latent, parse
 from vitreous.trace.parse_target import listed as parse_list
-from vitreous.trace.parse_target import parse
 from vitreous.trace.placing import place
 from vitreous.trace.queries import reading
 from vitreous.trace.target import Target, Top, no_classifier
@@ -175,9 +175,29 @@ def why_not(layout: Layout, name: str, declared: Method) -> str | None:
 
 def read_target(trace: Trace, target: Any) -> Target:
     """The given target, or the best class of each image by default, on the images of a trace."""
+    if asks_latent(target) and read_by(trace, target)[0] is not trace:
+        raise TargetError(f"{target}: a latent is no number of the output; explain, evaluate and leaderboards take it")
     classes = target is None and trace.model.form is not Form.WORDS
     chosen = Top(1) if classes else parse(target, trace.model, trace.model.outputs or trace.output.shape[1])
     return place(chosen, trace) if trace.model.form in PLACED else chosen
+
+
+def read_by(trace: Trace, target: Any) -> tuple[Trace, Any]:
+    """The trace whose output a target is a function of, and the target on it: of a latent, that of another model."""
+    if not asks_latent(target):
+        return trace, target
+    from vitreous.trace.latent import reading
+
+    return reading(trace, target)
+
+
+def model_by(model: Model, target: Any) -> Model:
+    """The model whose output a target is a function of."""
+    if not asks_latent(target):
+        return model
+    from vitreous.trace.latent import latent_model, latents_of
+
+    return latent_model(model, latents_of(target, model))
 
 
 def between_all(layout: Layout, name: str, what: str) -> str | None:

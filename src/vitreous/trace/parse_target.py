@@ -57,12 +57,12 @@ def parse_text(text: str, model: Model, outputs: int) -> Target:
         return parse(listed(text), model, outputs)
     if "@" in text and model.form is not Form.VECTOR:
         return parse_located(text, lambda part: parse_text(part, model, outputs), outputs)
-    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron|like):)", text)
+    parts = re.split(r"\s*-\s*(?=(?:text|concept|neuron|like|latent):)", text)
     if len(parts) == 2 and parts[0]:
         return Contrast(parse_text(parts[0], model, outputs), parse_text(parts[1], model, outputs))
     kind, colon, rest = text.partition(":")
     kind = kind.lower()
-    if colon and kind in ("text", "concept", "neuron", "like"):
+    if colon and kind in ("text", "concept", "neuron", "like", "latent"):
         return parse_kind(kind, rest.strip(), model, outputs)
     for find in (find_written, find_named, find_class):  # whole names first, then parts of names
         found = parse_plain(text, model, outputs, find) or parse_contrast(text, model, outputs, find)
@@ -109,9 +109,20 @@ def parse_kind(kind: str, rest: str, model: Model, outputs: int) -> Target:
         return Concept.find(rest, model)
     if kind == "like":
         return Like.to_file(model, rest)
+    if kind == "latent":
+        from vitreous.trace.latent import parse_latent
+
+        return parse_latent(rest, model)
     if not rest.isdigit():
         raise TargetError(f"neuron:{rest}: {rest!r} is not a number")
     return Neuron(checked(int(rest), outputs, "neuron"))
+
+
+def asks_latent(target: Any) -> bool:
+    """Whether a target is a latent, which is read from patches and not from the output."""
+    if isinstance(target, list | tuple):
+        return any(map(asks_latent, target))
+    return "latent:" in str(target).lower() if isinstance(target, str | Target) else False
 
 
 def find_written(text: str, model: Model) -> int | None:

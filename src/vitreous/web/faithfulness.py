@@ -13,6 +13,7 @@ from vitreous._support.words import finite
 from vitreous.errors import Unsupported, one_line
 from vitreous.metrics.case import Case, Measured, measure
 from vitreous.registry import METHODS, METRICS, Metric
+from vitreous.trace.apply import read_by
 from vitreous.trace.perturb.drop_tokens import cuts, refuse_dropping, run_keeping
 from vitreous.trace.perturb.drop_tokens import kept as kept_tokens
 from vitreous.trace.perturb.fills import filled
@@ -76,6 +77,7 @@ def one_curve(
 ) -> schema.CurveMeta:
     trace = engine.trace(served, one.image).fork()
     target = one.target or settle(resolve(engine, served, trace, asked.target), trace)
+    trace, target = read_by(trace, target)
     case = Case(trace, one.attribution.map.to(trace.images.device), target)
     found = measure(declared, case, values)
     band = random_band(engine, served, one.image, trace, target, declared, values, asked.random)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from vitreous._support.words import plain
 from vitreous.errors import TargetError
 from vitreous.trace.apply import PLACED
+from vitreous.trace.latent import parse_latent
 from vitreous.trace.parse_target import parse, parse_kind
 from vitreous.trace.placing import place
 from vitreous.trace.region import Region
@@ -15,7 +16,7 @@ from vitreous.trace.target import Contrast, Target, no_classifier
 from vitreous.trace.trace import Trace
 from vitreous.web.engine import Engine, Held, Served
 
-KINDS = re.compile(r"\s*-\s*(?=(?:text|concept|neuron):)", re.IGNORECASE)
+KINDS = re.compile(r"\s*-\s*(?=(?:text|concept|neuron|latent):)", re.IGNORECASE)
 LONGEST = 300
 
 
@@ -56,7 +57,9 @@ def read(engine: Engine, served: Served, text: str, outputs: int) -> Target:
         return find_concept(engine, served, rest.strip())
     if colon and kind.lower() == "text":
         return parse_kind("text", rest.strip(), served.model, outputs)
-    if "concept:" in text.lower() or ";" in text:
+    if colon and kind.lower() == "latent":
+        return parse_latent(rest.strip(), served.model, files=False)
+    if "concept:" in text.lower() or "latent:" in text.lower() or ";" in text:
         raise TargetError(f"{text[:60]!r} is not one target; give a class, top-1, a-b or concept:NAME")
     found = parse(text, served.model, outputs)
     if any(isinstance(one, Region) and one.mask is not None for one in parts_of(found)):

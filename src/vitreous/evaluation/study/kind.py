@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -30,9 +30,12 @@ HOMES = {  # imported when they are used
     "compare": "vitreous.evaluation.study.compare.Compare",
     "leaderboard": "vitreous.evaluation.study.leaderboard.Leaderboard",
     "maps": "vitreous.evaluation.study.maps.Maps",
+    "shortcuts": "vitreous.evaluation.study.shortcuts.kind.Shortcuts",
 }
-OWN_COMMAND = {  # kinds of study that are commands of their own, not `vitreous study KIND`
+SECOND = {"effects": "vitreous.evaluation.study.shortcuts.effects.Effects"}  # second phases of others
+OWN = {  # with a command of their own
     "ablate": "vitreous.inspect.ablate.study.Ablate",
+    "diff": "vitreous.evaluation.diff.kind.Diff",
 }
 Settings = Mapping[str, Mapping[str, Any]]
 
@@ -48,6 +51,7 @@ class Scene:
     timed: bool = False  # is it worth a little more work to learn what methods cost?
     pool: Pool | None = None  # all images of the study, if the kind needs others than those of the batch
     numbers: Sequence[int] = ()  # which of them these are
+    model: str = ""  # its name in the study
 
 
 @dataclass(eq=False)
@@ -85,6 +89,11 @@ class Rows(Protocol):
     def counts(self) -> dict[str, tuple[int, int]]: ...
     def seconds(self) -> dict[str, tuple[float, int]]: ...
     def told(self) -> dict[str, Any]: ...
+    def of(self, model: str) -> Rows: ...
+    @property
+    def models(self) -> list[str]: ...
+    @property
+    def second(self) -> Rows | None: ...
 
 
 class Kind(ABC):
@@ -96,6 +105,9 @@ class Kind(ABC):
     targeted: ClassVar[bool] = True  # does it explain something, rather than only look?
     masked: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # does it put images of different batches together?
+    phases: ClassVar[int] = 1  # how often it goes through the images
+    single: ClassVar[bool] = False  # does it take one target only?
+    examples: ClassVar[int] = 24  # images whose photos are kept
 
     @property
     def options(self) -> dict[str, Any]:
@@ -119,6 +131,22 @@ class Kind(ABC):
     def findings(self, study: Rows) -> Findings:
         """The findings from the rows of one model."""
 
+    def next_phase(self, study: Rows) -> Kind | None:
+        """What is computed once all rows are there, in a second run over the images; None if there is nothing."""
+        return None
+
+    def shown_images(self, model: str, count: int) -> Collection[int]:
+        """The numbers of the images whose photos are kept: some, from the first to the last."""
+        return {round(place) for place in np.linspace(0, count - 1, min(self.examples, count))}
+
+    def together(self, studies: Sequence[Rows]) -> dict[str, Findings]:
+        """The findings of every model; a kind that compares models has its own."""
+        return {study.model: self.findings(study) for study in studies}
+
+    def aim(self, number: int, label: int | str | None) -> int | str | None:
+        """The class to explain in an image whose label this is; None: the model's answer."""
+        return label
+
     def complete(self, table: pyarrow.Table) -> pyarrow.Table:
         """Add columns that depend on all rows together."""
         return table
@@ -133,9 +161,9 @@ class Kind(ABC):
 
 
 def find_kind(name: str) -> type[Kind]:
-    known = {**HOMES, **OWN_COMMAND}
-    if name not in known:
-        raise OptionError(f"unknown study {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    home, _, made = known[name].rpartition(".")
+    homes = HOMES | SECOND | OWN
+    if name not in homes:
+        raise OptionError(f"unknown study {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
+    home, _, made = homes[name].rpartition(".")
     found: type[Kind] = getattr(importlib.import_module(home), made)
     return found

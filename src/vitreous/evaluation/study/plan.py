@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,7 +30,6 @@ from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
 FORMAT = 2  # of the store; another number is another study. 1: rows without image_hash, target_label, probability
-EXAMPLES = 24  # images whose photos are kept
 MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this many
 
 
@@ -112,8 +110,15 @@ class Planned:
         """Shards in the order of the models and the images."""
         found: list[Shard] = []
         for model, data in enumerate(self.data):
-            found += cut(data, model, size, len(found))
+            shown = self.recipe.kind.shown_images(self.recipe.names[model], len(data))
+            found += cut(data, model, size, len(found), shown)
         return found
+
+    def then(self, kind: Kind, manifest: dict[str, Any]) -> Planned:
+        """The second phase of a study whose manifest is given: the same images, cut alike, with another kind."""
+        told = {"study": kind.name, "options": kind.options}
+        recipe = replace(self.recipe, kind=kind, data=tuple(self.data) if kind.pooled else ())
+        return Planned(recipe, self.data, {**manifest, **told, "id": digest({"of": manifest["id"], **told})})
 
 
 def plan(
@@ -180,10 +185,9 @@ def shard_size(usual: int, batch: int, images: int) -> int:
     return max(1, round(wanted / batch)) * batch
 
 
-def cut(data: Data, model: int, size: int, number: int) -> list[Shard]:
-    """Shards in the order of the images; examples are spread evenly."""
+def cut(data: Data, model: int, size: int, number: int, shown: Collection[int]) -> list[Shard]:
+    """Shards in the order of the images; `shown`: the images whose photos are kept."""
     count = len(data)
-    shown = {round(place) for place in np.linspace(0, count - 1, min(EXAMPLES, count))}
     return [
         Shard(
             number + i,
@@ -228,6 +232,8 @@ def check_targets(kind: Kind, model: Model, data: Data, targets: Sequence[str | 
     """Raise if a target does not exist on this model."""
     if not kind.targeted:
         return
+    if kind.single and len(targets) > 1:
+        raise OptionError(f"the study {kind.name} takes one target: the label or top-1")
     trace = Trace(model, torch.zeros(1, model.channels, *model.size), data.beside([0]))
     trace.crops = replace(trace.crops, prepared=True)
     for target in targets:

@@ -13,11 +13,11 @@ import numpy as np
 
 from vitreous.errors import InputError, nearest
 from vitreous.evaluation.study.columns import codes, flat_arrays, has_values, may_hold
-from vitreous.evaluation.study.findings import Findings
+from vitreous.evaluation.study.findings import Findings, joined_frames
 from vitreous.evaluation.study.kind import Kind, find_kind
 from vitreous.evaluation.study.provenance import Named, attribution_of, find_row, provenance_of
 from vitreous.evaluation.study.shard import schema_of
-from vitreous.evaluation.study.store import Store, find_store
+from vitreous.evaluation.study.store import LATEST, Store, find_store, read_json
 
 if TYPE_CHECKING:
     import pandas
@@ -60,8 +60,7 @@ class Study:
     found: Sequence[int] | None = None  # the finished shards of all models, where they are known
 
     def __repr__(self) -> str:
-        done, all = len(self.numbers), len(self.mine)
-        state = "finished" if self.finished else f"{done} of {all} shards"
+        state = "finished" if self.finished else self.progress
         return f"Study({self.kind.name}, {', '.join(self.models)}, {self.images} images, {state})"
 
     # ---------------------------------------------------------------------------------------------- what it is
@@ -127,7 +126,24 @@ class Study:
 
     @property
     def finished(self) -> bool:
-        return len(self.numbers) == len(self.mine)
+        """Whether all is computed, in both phases where there are two."""
+        if len(self.numbers) != len(self.mine):
+            return False
+        return self.kind.phases == 1 or self.second is None or self.second.finished
+
+    @property
+    def progress(self) -> str:
+        """How much is computed: 3 of 8 shards."""
+        below = "" if self.second is None else f", and of the second phase {self.second.progress}"
+        return f"{len(self.numbers)} of {len(self.mine)} shards{below}"
+
+    @cached_property
+    def second(self) -> Study | None:
+        """The second phase of a kind that has two, as far as it is; None before it began."""
+        if self.kind.phases == 1 or not (self.folder / LATEST).is_file():
+            return None
+        below = Study(find_store(self.folder / str(read_json(self.folder / LATEST)["study"])))
+        return below.of(self.model) if self.model else below
 
     # -------------------------------------------------------------------------------------------------- tables
 
@@ -324,6 +340,10 @@ class Study:
         for number in self.numbers:
             yield json.loads(parquet.read_schema(self.store.file(number)).metadata[b"vitreous"])
 
+    def frame(self, name: str) -> pandas.DataFrame:
+        """A further table of the findings, such as the clusters of `study shortcuts`, of all models."""
+        return joined_frames(self.findings(), name).to_pandas()
+
     def findings(self) -> dict[str, Findings]:
         """The findings of each model."""
-        return {name: self.kind.findings(self.of(name)) for name in self.models}
+        return self.kind.together([self.of(name) for name in self.models])

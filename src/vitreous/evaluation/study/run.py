@@ -49,11 +49,11 @@ def run_study(
 ) -> Study:
     """Run a study on a data set, or resume it where it stopped.
 
-    `kind`: "cass", "spread", "compare", "leaderboard" or "maps". `data`: as for `run_leaderboard`, also tar shards and
-    Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}}, and of the study
-    itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `inputs`: what the network gets
-    beside each image, arrays by name or an .npz, one row for each image. `workers`: processes that read images; for
-    `engine="ray"` actors that compute, each with `gpus` of a GPU.
+    `kind`: "cass", "spread", "compare", "leaderboard", "maps" or "shortcuts". `data`: as for `run_leaderboard`, also
+    tar shards and Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}},
+    and of the study itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `inputs`: what
+    the network gets beside each image, arrays by name or an .npz, one row for each image. `workers`: processes that
+    read images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
     whole = data if isinstance(data, Data) else read_data(data, masks)
     found = whole.with_inputs(inputs).take(limit, sample, seed).stamped()
@@ -82,19 +82,39 @@ def carry_out(
     settings: Mapping[str, Any],
     begun: Callable[[Store, int], None] | None = None,
 ) -> Study:
-    """Compute the missing shards, cut as when the study began; `begun` is called with the number of finished shards."""
+    """Compute the missing shards, cut as when the study began; `begun` is called with the number of finished shards.
+
+    A kind of two phases then goes through the images again; that phase is stored in a folder of its own below.
+    """
     store = open_store(out, planned.manifest, circumstances())
-    recipe = replace(planned.recipe, batch=store.manifest["batch"])
     with store.locked():
-        store.clean()
-        done = set(store.done())
-        missing = [shard for shard in planned.cut(store.manifest["shard"]) if shard.number not in done]
-        if begun is not None:
-            begun(store, len(done))
-        if missing:
-            with counting(sum(map(len, missing)), f"{recipe.kind.name}, images") as tick:
-                run(recipe, missing, store, tick=tick, **settings)
+        compute_missing(planned, store, run, settings, begun)
+        study = Study(store)
+        later = planned.recipe.kind.next_phase(study)
+        if later is not None:
+            then = planned.then(later, store.manifest)
+            below = open_store(store.folder, then.manifest, circumstances())
+            compute_missing(then, below, run, settings, begun)
     return Study(store)
+
+
+def compute_missing(
+    planned: Planned,
+    store: Store,
+    run: Callable[..., None],
+    settings: Mapping[str, Any],
+    begun: Callable[[Store, int], None] | None,
+) -> None:
+    """Compute and store what one phase lacks."""
+    recipe = replace(planned.recipe, batch=store.manifest["batch"])
+    store.clean()
+    done = set(store.done())
+    missing = [shard for shard in planned.cut(store.manifest["shard"]) if shard.number not in done]
+    if begun is not None:
+        begun(store, len(done))
+    if missing:
+        with counting(sum(map(len, missing)), f"{recipe.kind.name}, images") as tick:
+            run(recipe, missing, store, tick=tick, **settings)
 
 
 def make_kind(
@@ -114,6 +134,8 @@ def make_kind(
     names, options = by_name(methods, options)
     if metrics is not None:
         raise OptionError(f"the study {name} measures no metrics; that is study leaderboard")
+    if name == "shortcuts":
+        return made.make(names, {**options, name: {"seed": seed, **own}})  # type: ignore[no-any-return]
     if name in ("maps", "compare"):
         return made.make(names, options)  # type: ignore[no-any-return]
     if methods is not None:

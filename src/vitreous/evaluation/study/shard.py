@@ -183,7 +183,8 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
         for t, asked in enumerate(rows.recipe.targets):
             target = target_of(rows, trace, batch, asked)
             timed, pool = rows.shard.first == 0, rows.pool(asked)
-            scene = Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers)
+            name = rows.recipe.names[rows.shard.model]
+            scene = Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers, name)
             for method, outcome in rows.recipe.kind.work(scene).items():
                 if outcome.error is not None and not alone and not isinstance(outcome.error, PERMANENT):
                     raise Failed(outcome.error)
@@ -206,7 +207,8 @@ def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Targ
         return choose(trace, asked, METHODS["gradient"]).fix(trace.output)
     if not trace.classifies:
         raise no_target(trace)
-    return label_target([rows.sample(number).label for number in batch.numbers], trace)
+    aim = rows.recipe.kind.aim
+    return label_target([aim(number, rows.sample(number).label) for number in batch.numbers], trace)
 
 
 def explained_by(scene: Scene) -> list[Explained]:

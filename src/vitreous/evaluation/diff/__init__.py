@@ -1,0 +1,1 @@
+"""Two checkpoints compared: the same answers, for the same reasons?"""

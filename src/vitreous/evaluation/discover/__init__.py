@@ -1,0 +1,1 @@
+"""Concepts found in the patch tokens of a layer: fitting, ranking, naming and showing them."""
