@@ -189,7 +189,7 @@ def small(data: Any, seed: int, device: str, steps: int) -> tuple[Model, torch.T
     net.eval()
     with torch.no_grad():
         right = (net(images).argmax(1) == labels).float().mean()
-    print(f"seed {seed}: {right:.0%} of the photos learnt, loss {float(loss):.3f}", flush=True)
+    print(f"seed {seed}: {right:.0%} of the photos learnt, loss {float(loss.detach()):.3f}", flush=True)
     return Model(net, classifier=True, name=f"grid-{seed}"), images
 
 

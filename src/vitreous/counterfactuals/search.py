@@ -43,8 +43,9 @@ class Proof(NamedTuple):
 def as_sets(listed: Sequence[Sequence[int]], count: int, device: torch.device) -> Sets:
     """Lists of patches as rows of a mask."""
     sets = torch.zeros(len(listed), count, dtype=torch.bool)
-    rows = [row for row, patches in enumerate(listed) for _ in patches]
-    sets[rows, [patch for patches in listed for patch in patches]] = True
+    sizes = torch.tensor([len(patches) for patches in listed])
+    rows = torch.arange(len(listed)).repeat_interleave(sizes)
+    sets[rows, torch.tensor([patch for patches in listed for patch in patches], dtype=torch.long)] = True
     return sets.to(device)
 
 
@@ -131,10 +132,10 @@ class Search:
                 return Proof(size)
             best = Reached([], 0.0)
             for block in blocks(combinations(range(self.count), size)):
-                margins = self.measure(block)
-                top = max(range(len(block)), key=lambda i: margins[i])
+                margins = self.margin(as_sets(block, self.count, self.device))
+                top = int(margins.argmax())
                 if margins[top] > best.margin:
-                    best = Reached(block[top], margins[top])
+                    best = Reached(list(block[top]), float(margins[top]))
             if best.turns:
                 return Proof(size, best)
         return Proof(below)
@@ -144,6 +145,6 @@ def without(patches: Patches, back: Sequence[int]) -> Patches:
     return [patch for patch in patches if patch not in back]
 
 
-def blocks(sets: Iterator[tuple[int, ...]]) -> Iterator[list[Patches]]:
-    while block := [list(one) for one in islice(sets, BLOCK)]:
+def blocks(sets: Iterator[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    while block := list(islice(sets, BLOCK)):
         yield block
