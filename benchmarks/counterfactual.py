@@ -346,7 +346,7 @@ def main() -> None:
         one.add_argument("--device")
         one.add_argument("--limit", type=int, default=limit, help="images")
         one.add_argument("--models", type=int, default=2, help="small models")
-        one.add_argument("--steps", type=int, default=400, help="of their training")
+        one.add_argument("--steps", type=int, default=150, help="of their training")
         one.add_argument("--out", type=Path, default=RESULTS)
     for work in (table, figure):
         one = commands.add_parser(work.__name__)

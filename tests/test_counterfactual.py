@@ -116,7 +116,7 @@ def test_what_no_patch_can_change_is_said_and_proved() -> None:
     found = counterfactual(votes(), image, to="never", proof=2**9, **GREY)
     assert not found.certified and not found.minimal and not found.optimal
     assert found.impossible and found.bound == 10
-    assert found.decision.label == "red" and "not turned to never" in found.sentence
+    assert found.decision.label == "red" and "Not turned to never" in found.sentence
 
 
 # ---------------------------------------------------------------------------------------------------------- certificate
