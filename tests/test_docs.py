@@ -408,6 +408,7 @@ LONG = (
         "bridges.md",
         "coming-from.md",
         "concepts.md",
+        "counterfactual.md",
         "dense.md",
         "features.md",
         "diff.md",
