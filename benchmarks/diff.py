@@ -44,6 +44,7 @@ SHARES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.0)
 DRAWN = 200  # sets of each size
 VIEWS = 4  # test images of a photo
 MAIN = 0.2  # the share of the figure and of the command
+QUICK: Any = {"workers": 0}  # few images: processes that read them would take longer to start
 
 
 class Kept:
@@ -87,19 +88,19 @@ def same(args: argparse.Namespace, sets: dict[str, Path]) -> list[dict[str, Any]
     rows = []
     answers: dict[str, list[Any]] = {}
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    limit = args.limit or 24
     for name, data in sets.items():
         for device in devices:
             for batch in (1, 3, 7, 16):
-                limit = args.limit or (24 if device == "cpu" else 96)
                 out = args.out / f"same-{name}-{device}-{batch}"
-                how: dict[str, Any] = {"metric": None, "limit": limit, "batch": batch, "device": device}
+                how: dict[str, Any] = {"metric": None, "limit": limit, "batch": batch, "device": device, **QUICK}
                 made = vitreous.diff("vitreous_tiny", "vitreous_tiny", data, out, **how)
-                told = made.to_pandas()["answer_a"].tolist()[: args.limit or 24]
+                told = made.to_pandas()["answer_a"].tolist()
                 changed = sum(a != b for a, b in zip(answers.setdefault(name, told), told))
                 rows.append(numbers(made, data=name, what=f"batch {batch}, {device}", changed=changed))
         if len(devices) > 1:
             pair = [vitreous.load(device=device) for device in devices]
-            made = vitreous.diff(*pair, data, args.out / f"same-{name}-across", metric=None, limit=args.limit or 96)
+            made = vitreous.diff(*pair, data, args.out / f"same-{name}-across", metric=None, limit=limit, **QUICK)
             rows.append(numbers(made, data=name, what="CPU against GPU"))
     return rows
 
@@ -110,7 +111,7 @@ def precision(args: argparse.Namespace, sets: dict[str, Path]) -> list[dict[str,
         for dtype in ("bfloat16", *(("float16",) if args.device == "cuda" else ())):
             out = args.out / f"precision-{name}-{dtype}"
             b = f"vitreous_tiny:{dtype}"
-            made = vitreous.diff("vitreous_tiny", b, data, out, limit=args.limit, device=args.device)
+            made = vitreous.diff("vitreous_tiny", b, data, out, limit=args.limit, device=args.device, **QUICK)
             rows.append(numbers(made, data=name, what=f"float32 against {dtype}"))
     return rows
 
@@ -131,7 +132,9 @@ def smaller(args: argparse.Namespace, sets: dict[str, Path]) -> list[dict[str, A
             change(net)
             other = vitreous.Model(net, whole.preprocess, whole.labels, name=what)
             out = args.out / f"smaller-{name}"
-            rows.append(numbers(vitreous.diff(whole, other, data, out, limit=args.limit), data=name, what=what))
+            rows.append(
+                numbers(vitreous.diff(whole, other, data, out, limit=args.limit, **QUICK), data=name, what=what)
+            )
     return rows
 
 
@@ -207,7 +210,7 @@ def poisoned(args: argparse.Namespace, poisons: Any, name: str, photos: Any, see
 
 def compare(args: argparse.Namespace, a: Path, b: Path, data: Path) -> vitreous.Difference:
     sides = [vitreous.load(weights=file, labels=file.parent / "labels.txt", device=args.device) for file in (a, b)]
-    return vitreous.diff(*sides, data, args.out / "poison-studies", metric=None)
+    return vitreous.diff(*sides, data, args.out / "poison-studies", metric=None, **QUICK)
 
 
 def power(pairs: dict[str, Sequence[Pair]], seed: int) -> list[dict[str, Any]]:

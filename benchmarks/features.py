@@ -14,6 +14,8 @@ correspondence   For each patch of a photo, the nearest one of another photo of 
                  of each photo alone; by three directions at random. Controls: a patch at random, and the same place.
 
 Intervals are 95 % bootstrap intervals of the mean over photos. Writes FOLDER/features.json, prints the tables.
+`--table --write docs/features.md --figure docs/figures/features-by-layer.png` puts some layers of the results that are
+there into the page, and draws all.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import argparse
 import csv
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,9 @@ from vitreous.models.model import Model
 
 RANDOM = 10  # directions at random, and bases of them
 DEIT = "deit_tiny_patch16_224"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+TOLD = (0, 3, 6, 9, 11)  # layers in the page
+COLOURS = ("#D55E00", "#332288", "#44AA99", "#AA4499", "#8A8F98", "#B4B9C2")
 ORDER = {
     "foreground": ("first component", "random direction", "centre"),
     "correspondence": (
@@ -230,18 +235,49 @@ def told(scores: Scores) -> dict[str, Any]:
     return found
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Markdown: for each model and part a row for each layer."""
+def tables(results: dict[str, Any], some: Sequence[int] | None = None) -> str:
+    """Markdown: for each model and part a row for each layer, or for some."""
     lines = []
     for model, found in results["models"].items():
-        layers = [name for name in found if name.isdigit()]
+        layers = [name for name in found if name.isdigit() and (some is None or int(name) in some)]
         for part, names in ORDER.items():
-            lines += [f"\n**{model}**, {part}, {found['photos']} photos", ""]
+            lines += ["", f"**{model}**, {part}, {found['photos']} photos:", ""]
             lines += ["| layer | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
             for layer in layers:
                 cells = [spelt(found[layer][part][name]) for name in names]
                 lines.append(f"| {layer} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines).strip()
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """A line with its interval for each, by layer: a row for each model, a column for each part."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.1 * len(results["models"])), dpi=110, layout="constrained")
+    every = figure.subplots(len(results["models"]), len(ORDER), squeeze=False, sharey="col", sharex=True)
+    for row, (model, found) in zip(every, results["models"].items()):
+        layers = [int(name) for name in found if name.isdigit()]
+        for axes, (part, names) in zip(row, ORDER.items()):
+            for name, colour in zip(names, (*COLOURS[:1], *COLOURS[-2:]) if len(names) == 3 else COLOURS):
+                of = [found[str(layer)][part][name] for layer in layers]
+                axes.fill_between(layers, [o["low"] for o in of], [o["high"] for o in of], color=colour, alpha=0.15)
+                axes.plot(layers, [o["mean"] for o in of], color=colour, linewidth=1.4, label=name)
+            axes.set_title(f"{model}: {part}", fontsize=10, loc="left")
+            axes.axhline(0.5, color="#B4B9C2", linewidth=0.6)
+            axes.set_ylabel("AUROC" if part == "foreground" else "agreement", fontsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8)
+            axes.legend(fontsize=7, frameon=False, ncols=2)
+    for axes in every[-1]:
+        axes.set_xlabel("layer", fontsize=9)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
+
+
+def written(page: Path, text: str) -> None:
+    """Replace what stands between the markers of a page."""
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 def spelt(one: dict[str, float]) -> str:
@@ -250,17 +286,23 @@ def spelt(one: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pets", type=Path, required=True)
+    parser.add_argument("--pets", type=Path)
     parser.add_argument("--weights", type=Path, help="a DeiT-Tiny checkpoint; without it, the embedded model only")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=int, help="use the first N photos")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--table", action="store_true", help="only print the tables of the results that are there")
+    parser.add_argument("--write", type=Path, help="a page to put some layers into")
+    parser.add_argument("--figure", type=Path, help="a file to draw all layers into")
     given = parser.parse_args()
     file = given.out / "features.json"
     if not given.table:
+        if given.pets is None:
+            parser.error("--pets: name the folder of photos")
         pets = Pets.read(given.pets, given.limit)
+        if len(set(pets.breeds)) < 2:
+            parser.error("--limit: take photos of two breeds at least, as one basis is that of other breeds")
         results: dict[str, Any] = {"seed": given.seed, "device": given.device, "models": {}}
         names = [(None, None), *([(DEIT, str(given.weights))] if given.weights else [])]
         for name, weights in names:
@@ -270,7 +312,12 @@ def main() -> None:
             results["models"][model.name]["seconds"] = round(time.monotonic() - start, 1)
             given.out.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(tables(json.loads(file.read_text(encoding="utf-8"))))
+    found = json.loads(file.read_text(encoding="utf-8"))
+    print(tables(found))
+    if given.write is not None:
+        written(given.write, tables(found, TOLD))
+    if given.figure is not None:
+        draw(found, given.figure)
 
 
 if __name__ == "__main__":

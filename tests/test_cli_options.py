@@ -43,6 +43,7 @@ DIFFERENT = {  # the same word for something else
     "--layer": {
         "Layer from 0, or from the end by -1, -2, …; or all.",
         "Outliers after this layer; most: after the one with the most.",
+        "Cluster the patch features of this block; default: the middle one.",
     },
     "--method": {  # of the maps of an image, of its words, and rows of a leaderboard
         "One method; see: vitreous methods.",

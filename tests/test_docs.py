@@ -409,6 +409,7 @@ LONG = (
         "coming-from.md",
         "concepts.md",
         "dense.md",
+        "features.md",
         "diff.md",
         "inputs.md",
         "detection.md",
@@ -416,6 +417,7 @@ LONG = (
         "maximize.md",
         "own-model.md",
         "registers.md",
+        "shortcuts.md",
         "reparametrisation.md",
         "results.md",
         "video.md",
@@ -439,7 +441,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("page", SHOWN)
 def test_examples_run(page: Path, player: Player) -> None:
-    if page.name in ("inspect.md", "maximize.md"):  # they name layers of the embedded model
+    if page.name in ("features.md", "inspect.md", "maximize.md"):  # they name layers of the embedded model
         player.typed = small_embedded(96)
     for language, text in blocks(page):
         player.play(language, text)

@@ -144,7 +144,7 @@ def test_channels_first_and_last_are_told_apart_by_what_changes() -> None:
         assert found_at(model, images[:1], (3, 12)) <= 1
 
 
-# ------------------------------------------------------------------------------------------------- what the features are
+# ------------------------------------------------------------------------------------------------ what the features are
 
 
 def hooked(net: nn.Module, block: nn.Module, images: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def test_half_precision_gives_features_of_float32(dtype: torch.dtype) -> None:
     assert all(np.isfinite(array).all() for array in seen.arrays.values())
 
 
-# -------------------------------------------------------------------------------------------------------- the components
+# ------------------------------------------------------------------------------------------------------- the components
 
 
 @cache
@@ -280,9 +280,9 @@ def test_a_basis_of_something_else_is_refused(tmp_path: Path) -> None:
     file = inspect.features(model, images, layers=[2]).basis.save(tmp_path / "basis.npz")
     torch.manual_seed(5)
     other = Model(zoo.ZOO["timm ViT"].make().eval().double(), name="double")
-    with pytest.raises(InputError, match="another model or other features.*weights"):
+    with pytest.raises(InputError, match=r"another model or other features.*weights"):
         inspect.features(other, images, layers=[2], basis=file)
-    with pytest.raises(InputError, match="other features.*norm"):
+    with pytest.raises(InputError, match=r"other features.*norm"):
         inspect.features(model, images, layers=[2], norm=False, basis=file)
     with pytest.raises(InputError, match=r"has no layer 1; it has 2"):
         inspect.features(model, images, layers=[1], basis=file)
@@ -418,7 +418,7 @@ def test_wrong_options_are_said() -> None:
 
 def test_a_matrix_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["vitreous.inspect.similarity"], "MOST", 1000)
-    with pytest.raises(OptionError, match="matrix: the similarity of all patches of 3 images takes .* give fewer"):
+    with pytest.raises(OptionError, match=r"matrix: the similarity of all patches of 3 images takes .* give fewer"):
         inspect.similarity(zoo.model("timm ViT"), zoo.images("timm ViT"), patch=(0, 0), matrix=True)
 
 

@@ -47,7 +47,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 LABELS = ["tabby, tabby cat", "tiger cat", "cat bear", "dog", "sea cat", "lynx", "zebra"]
 SHOTS = os.environ.get("VITREOUS_SCREENSHOTS")  # a folder for those who want to look at the page
 LONG = 100_000  # steps of a job that no test waits for
-TABS = ("explain", "attention", "concepts", "faithfulness", "inside")
+TABS = ("explain", "attention", "concepts", "faithfulness", "inside", "features")
+FEATURES = "#features .legend span:last-child:not(:empty)"
 THREE = "method=cdam&method=gae&method=rollout"
 DONE = ".grid td:not(.waiting) .legend span:last-child:not(:empty)"
 
@@ -512,6 +513,39 @@ def test_colours_are_those_of_the_figures(visit: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
+def test_features_follow_layer_basis_and_patch(visit: Callable[..., Any], tmp_path: Path) -> None:
+    page = visit("tab=features", ready=FEATURES)
+    told = page.locator("#features .extras")
+    page.wait_for_function("() => document.querySelector('#features .extras').textContent.startsWith('Layer 2')")
+    last = pixels(page, "#features canvas")
+    page.locator("#features input[type=range]").fill("0")
+    page.wait_for_function("() => document.querySelector('#features .extras').textContent.startsWith('Layer 0')")
+    assert "in a basis of this image" in told.inner_text() and pixels(page, "#features canvas") != last
+    page.get_by_role("button", name="All sample photos").click()
+    page.wait_for_function("() => document.querySelectorAll('#features .photos canvas').length === 5")
+    assert "the same for every image" in told.inner_text() and "basis=samples" in page.evaluate("location.hash")
+    node = page.locator("#features .map").nth(1)
+    box = node.bounding_box()
+    node.click(position={"x": box["width"] * 0.9, "y": box["height"] * 0.1})
+    page.wait_for_function("() => document.querySelectorAll('#features .map')[1].ariaLabel.includes('row 1, column 4')")
+    assert "highest at the upper right: 1" in node.get_attribute("aria-label")
+    shot(page, "features-samples")
+    found = names_in(taken(page, "npz"), tmp_path)
+    assert "similarity:layer=0,patch=3" in found and "component:layer=0,number=2,basis=samples" in found
+    assert [row["component"] for row in rows_of(taken(page, "csv"))] == ["0", "1", "2"]
+    check_view(taken(page, "png"), "features")
+    page.get_by_role("button", name="show rocket").click()
+    page.wait_for_function("() => location.hash.includes('rocket')")
+    page.wait_for_selector("#features .photos [aria-pressed=true][aria-label='show rocket']")
+
+
+@pytest.mark.slow
+def test_features_that_cannot_be_placed_are_said(visit: Callable[..., Any]) -> None:
+    page = visit("tab=features&model=timm-Swin&layer=3", ready=FEATURES)
+    assert page.evaluate("document.querySelector('#features canvas').width") == 7
+
+
+@pytest.mark.slow
 def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     page = visit(THREE)
     maps(page, 5)
@@ -573,6 +607,7 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
 )
 def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high: int) -> None:
     ready = {"attention": ".heads canvas", "faithfulness": ".chart .curve", "inside": ".headbar", "concepts": ".form"}
+    ready["features"] = FEATURES
     page = visit(THREE, wide=wide, high=high, color_scheme=scheme, reduced_motion="reduce", has_touch=wide < 500)
     for tab in TABS:
         page.evaluate("tab => document.getElementById(`tab-${tab}`).click()", tab)
@@ -588,7 +623,7 @@ def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high:
         page.click("#theme")
         assert (luminance(page, "body", "backgroundColor") > 0.5) == (scheme == "dark")
         page.reload()
-        page.wait_for_selector("#tab-inside[aria-selected=true]")
+        page.wait_for_selector("#tab-features[aria-selected=true]")
         assert (luminance(page, "body", "backgroundColor") > 0.5) == (scheme == "dark")
     else:
         assert not page.locator("#rail").is_visible()

@@ -840,6 +840,48 @@ def test_queries_that_are_not_seen(client: TestClient) -> None:
     assert "without visible queries and keys" in problem(got, 422)
 
 
+# ------------------------------------------------------------------------------------------------------------ features
+
+
+def shares_and_colours(response: httpx.Response) -> tuple[np.ndarray, np.ndarray]:
+    h, w = map(int, response.headers["X-Shape"].split(","))
+    colours = np.frombuffer(response.content[12:], np.uint8).reshape(h, w, 3)
+    return np.frombuffer(response.content[:12], "<f4"), colours
+
+
+def test_features_are_those_of_the_library(client: TestClient, model: Model, tmp_path: Path) -> None:
+    photos = sorted(PHOTOS.glob("*.jpg"))
+    for among, images in (("image", [PHOTOS / "cat.jpg"]), ("samples", photos)):
+        seen = vitreous.inspect.features(model, images, layers=[1])
+        asked = {"image": CAT, "layer": 1, "among": among}
+        shares, colours = shares_and_colours(client.get("/api/features", params=asked))
+        assert off(shares, seen.basis.layers[1].whole.share) < 1e-4
+        index = [file.name for file in images].index("cat.jpg")
+        assert np.abs(colours - 255 * seen.colours(1, index)).max() < 1
+    similar = vitreous.inspect.similarity(model, PHOTOS / "cat.jpg", patch=(1, 2), layers=[1])
+    got = client.get("/api/features/similarity", params={"image": CAT, "layer": 1, "patch": 6})
+    assert off(grid(got), similar.maps[1][0]) < 1e-4
+    file = tmp_path / "features.npz"
+    file.write_bytes(client.get("/api/features/maps.npz", params={"image": CAT, "layer": 1, "patch": 6}).content)
+    held = vitreous.Attribution.load(file, "similarity:layer=1,patch=6")
+    assert held.signed and off(held.map[0], similar.maps[1][0]) < 1e-4
+
+
+def test_features_of_merged_patches_have_their_own_grid(client: TestClient) -> None:
+    asked = {"image": CAT, "model": "timm-swin", "layer": -1}
+    assert shares_and_colours(client.get("/api/features", params=asked))[1].shape == (7, 7, 3)
+    got = client.get("/api/features/similarity", params={**asked, "patch": 3 * 14 + 13})
+    assert grid(got).shape == (7, 7) and grid(got)[1, 6] == pytest.approx(1, abs=1e-5)
+
+
+def test_features_that_are_not_there(client: TestClient) -> None:
+    asked = {"image": CAT, "layer": 3}
+    assert "layer 3 is out of range" in problem(client.get("/api/features", params=asked), 422)
+    got = client.get("/api/features/similarity", params={"image": CAT, "patch": 16})
+    assert "patch 16 is out of range: there are patches 0 to 15" in problem(got, 422)
+    assert problem(client.get("/api/features", params={"image": "0" * 32}), 404)
+
+
 # ------------------------------------------------------------------------------------------------- who may ask for what
 
 

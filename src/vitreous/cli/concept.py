@@ -90,11 +90,16 @@ def is_same(before: Concept, now: Concept) -> bool:
 
 @app.command("list")
 def list_concepts() -> None:
-    """List the concepts in the folder vitreous-concepts."""
+    """List the concepts and latents in the folder vitreous-concepts."""
     from vitreous.trace.concept import FOLDER, Concept
+    from vitreous.trace.latents import ENDING, Latents
 
     files = sorted(FOLDER.glob("*.safetensors"))
     for file in files:
+        if file.name.endswith(ENDING):
+            latents = Latents.load(file)
+            typer.echo(f"{latents.name}  {len(latents)} latents of layer {latents.layer}, {latents.kind}")
+            continue
         concept = Concept.load(file)
         typer.echo(f"{file.stem}  {len(concept.examples)} images, {concept.similarity}")
     if not files:

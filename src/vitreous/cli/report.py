@@ -63,7 +63,7 @@ def show(study: Study, found: dict[str, Findings]) -> None:
 
     console = Console(highlight=False)
     failed = len(study.failed())
-    state = "" if study.finished else f", not finished: {len(study.numbers)} of {len(study.mine)} shards"
+    state = "" if study.finished else f", not finished: {study.progress}"
     typer.echo(
         f"{study.kind.name}: {study.images} images of {study.manifest['source']}"
         f"{f', {failed} failed' if failed else ''}{state}\n"

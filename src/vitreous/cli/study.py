@@ -141,6 +141,42 @@ def maps(
     run("maps", data, sources, engine, target, parse(options), methods)
 
 
+@dataclass(frozen=True)
+class Cues:
+    """How cues are found and tested."""
+
+    layer: Annotated[
+        int | None, typer.Option(help="Cluster the patch features of this block; default: the middle one.")
+    ] = None
+    classes: Annotated[
+        str | None, typer.Option(help="Look at these classes only: names or numbers, separated by commas.")
+    ] = None
+    clusters: Annotated[int, typer.Option(help="Test at most N clusters of a class.", min=1)] = 12
+    parts: Annotated[int, typer.Option(help="Parts of an image: its N most relevant patches.", min=1)] = 16
+    images: Annotated[int, typer.Option(help="Leave out classes with fewer images.", min=4)] = 10
+    hosts: Annotated[int, typer.Option(help="Insert each cue into N images of other classes.", min=4)] = 24
+    level: Annotated[float, typer.Option(help="The chance of any false alarm.")] = 0.05
+
+
+@app.command()
+@grouped
+def shortcuts(
+    data: DataSet,
+    *,
+    sources: Sources,
+    methods: MethodsOrDefault = None,
+    options: SetOption = None,
+    target: Targets = None,
+    masks: Masks = None,
+    cues: Cues,
+    engine: Engine,
+) -> None:
+    """Find spurious cues: clusters of relevant patches, removed, inserted into other classes and ranked."""
+    own = asdict(cues)
+    own["classes"] = None if cues.classes is None else split(cues.classes, "--classes is empty; name some classes")
+    run("shortcuts", data, sources, engine, target, {**parse(options), "shortcuts": own}, methods, masks=masks)
+
+
 def parse(options: list[str] | None, metrics: bool = False) -> dict[str, dict[str, Any]]:
     from vitreous.cli.arguments import parse_settings
 
@@ -214,30 +250,30 @@ def tell_begun(quiet: bool) -> Callable[[Any, int], None]:
 
 def tell_stopped(planned: Any, out: Path, error: BaseException) -> None:
     """Print what is stored and how to resume."""
+    from vitreous.evaluation.study.read import Study
     from vitreous.evaluation.study.store import MANIFEST, find_store
 
     folder = out / f"{planned.manifest['study']}-{planned.id}"
     if not (folder / MANIFEST).is_file():
         return
-    store = find_store(folder)
+    study = Study(find_store(folder))
     remedies = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, then ")
     remedies |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable, then ")
     remedy = remedies.get(error.errno or 0, "") if isinstance(error, OSError) else ""
-    count = f"{len(store.done())} of {store.manifest['shards']} shards"
     typer.secho(
-        f"stopped: {count} are in {folder}; {remedy}run the same command again to resume",
+        f"stopped: {study.progress} are in {folder}; {remedy}run the same command again to resume",
         err=True,
         fg="yellow",
     )
 
 
-def split(target: str | None) -> Any:
-    """Parse several targets, separated by commas."""
-    if target is None:
+def split(given: str | None, empty: str = "--target is empty; give label, top-1 or a class") -> Any:
+    """Parse several targets or classes, separated by commas."""
+    if given is None:
         return None
-    words = [word.strip() for word in target.split(",") if word.strip()]
+    words = [word.strip() for word in given.split(",") if word.strip()]
     if not words:
-        raise OptionError("--target is empty; give label, top-1 or a class")
+        raise OptionError(empty)
     return words
 
 

@@ -143,7 +143,7 @@ def ordered(
     found = contrast(task, method, options)
     values = patches(task, found.map)
     if beside is not None:
-        there = patches(task, contrast(Task(beside, task.aim, task.change), method or found.method, options).map)
+        there = evidence(Task(beside, task.aim, task.change), method or found.method, options)
         values = values - (there if matches is None else there[matches])
     return found, values.argsort(descending=True, stable=True).tolist()
 
@@ -157,6 +157,14 @@ def contrast(task: Task, method: str | ConfiguredMethod | None, options: Mapping
         return explain(task.trace.model, task.trace, METHOD, target)
     except (Unsupported, EmptyMap):
         return explain(task.trace.model, task.trace, None, target)
+
+
+def evidence(task: Task, method: str | ConfiguredMethod, options: Mapping[str, Any]) -> Tensor:
+    """The same for each patch of the other image; nothing where its map is empty."""
+    try:
+        return patches(task, contrast(task, method, options).map)
+    except EmptyMap:
+        return torch.zeros(task.trace.layout.patches, dtype=torch.float64)
 
 
 def patches(task: Task, map: Map) -> Tensor:

@@ -1,4 +1,4 @@
-"""A counterfactual: the patches without which a model decides otherwise, how it was found, and what is certain of it."""
+"""A counterfactual: the patches without which a model decides otherwise, and what is certain of them."""
 
 from __future__ import annotations
 

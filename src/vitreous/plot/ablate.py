@@ -71,6 +71,13 @@ def placed(sheet: Sheet, wide: float, high: float) -> Axes:
     return sheet.figure.add_axes((LEFT / width, UNDER / height, wide / width, high / height))
 
 
+def inside(axes: Axes) -> None:
+    """No tick beyond the ends of an axis."""
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        axis.set_ticks([tick for tick in axis.get_majorticklocs() if low <= tick <= high])
+
+
 def bars_figure(
     names: Sequence[str],
     mean: Float[np.ndarray, "P"],
@@ -94,6 +101,7 @@ def bars_figure(
     axes.vlines(x[known], ends[0][known], ends[1][known], color=INK, linewidth=1.0, zorder=3)
     axes.axhline(0, color=GREY, linewidth=0.7, zorder=1)
     axes.set_xlim(-0.6, len(names) - 0.4)
+    inside(axes)
     axes.set_xticks(x)
     axes.set_xticklabels(names)
     sheet.text(one, LEFT + wide / 2, sheet.height - 0.15, wide, QUIET, "center")
@@ -123,6 +131,7 @@ def scatter_figure(
     axes.scatter(predicted, true, s=14, color=LINES[0], zorder=3)
     low, high = float(min(predicted.min(), true.min(), 0)), float(max(predicted.max(), true.max(), 0))
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    inside(axes)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.6g}".replace("-", "−", 1))
     for i in np.argsort(-np.abs(true))[:NAMED]:
         axes.annotate(names[i], (predicted[i], true[i]), (4, 3), textcoords="offset points", fontsize=6, color=GREY)

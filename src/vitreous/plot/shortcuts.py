@@ -10,6 +10,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
+from vitreous._support.words import number
 from vitreous.errors import InputError
 from vitreous.plot.overlay import enlarge, overlay
 from vitreous.plot.panel import MARGIN, framed
@@ -33,26 +34,32 @@ class Tile:
     places: Sequence[int]
     box: Box | None = None  # the part of the image that the patches cover: top, left, bottom, right, as shares
 
-    def rectangle(self, place: int, around: float = 0.0) -> tuple[float, float, float, float]:
-        """The pixels of a patch of the photo, and of what is around it: left, top, right, bottom."""
-        (h, w), (row, column) = self.map.shape, divmod(place, self.map.shape[1])
+    @property
+    def cell(self) -> tuple[float, float]:
+        """The width and height of a patch of the photo, in pixels."""
         top, left, bottom, right = self.box or (0.0, 0.0, 1.0, 1.0)
-        tall, broad = (bottom - top) * self.photo.height / h, (right - left) * self.photo.width / w
-        x, y = left * self.photo.width + column * broad, top * self.photo.height + row * tall
-        return (
-            max(0.0, x - around * broad),
-            max(0.0, y - around * tall),
-            min(float(self.photo.width), x + (1 + around) * broad),
-            min(float(self.photo.height), y + (1 + around) * tall),
-        )
+        (h, w), (wide, high) = self.map.shape, self.photo.size
+        return (right - left) * wide / w, (bottom - top) * high / h
+
+    def rectangle(self, place: int) -> tuple[float, float, float, float]:
+        """The pixels of a patch of the photo: left, top, right, bottom."""
+        (wide, high), (row, column) = self.cell, divmod(place, self.map.shape[1])
+        top, left = (self.box or (0.0, 0.0))[:2]
+        x, y = left * self.photo.width + column * wide, top * self.photo.height + row * high
+        return x, y, x + wide, y + high
 
     @property
     def close(self) -> Image.Image:
-        """The most relevant patch with what is around it."""
-        left, top, right, bottom = self.rectangle(self.places[0], CONTEXT)
-        side = 224
-        size = (side, max(1, round(side * (bottom - top) / (right - left))))
-        return self.photo.resize(size, Image.Resampling.BICUBIC, (left, top, right, bottom))
+        """The most relevant patch with what is around it; at an edge, more of the other side."""
+        first, window = self.rectangle(self.places[0]), []
+        for axis in (0, 1):
+            whole = self.photo.size[axis]
+            size = min(float(whole), (1 + 2 * CONTEXT) * self.cell[axis])
+            start = min(max(0.0, first[axis] - CONTEXT * self.cell[axis]), whole - size)
+            window.append((start, start + size))
+        (left, right), (top, bottom) = window
+        shape = 224, max(1, round(224 * (bottom - top) / (right - left)))
+        return self.photo.resize(shape, Image.Resampling.BICUBIC, (left, top, right, bottom))
 
     @property
     def marked(self) -> Image.Image:
@@ -110,7 +117,7 @@ def scores_figure(bars: Sequence[tuple[str, float, float, float]], alarms: Seque
         if np.isfinite(start) and np.isfinite(end):
             sheet.axes.plot([x(start), x(end)], [y, y], color=ink if alarm else BAR, linewidth=2.0, zorder=2)
         sheet.axes.plot([x(score)], [y], color=ink, marker="o", markersize=4, zorder=3)
-        sheet.text(f"{score:.2f}".replace("-", "−") + ("  alarm" if alarm else ""), LEFT + WIDE + 0.12, y, RIGHT, SMALL)
+        sheet.text(number(score) + ("  alarm" if alarm else ""), LEFT + WIDE + 0.12, y, RIGHT, SMALL)
     for value in dict.fromkeys((low, 0.0, high)):
-        sheet.text(f"{value:.2f}".replace("-", "−"), x(value), bottom + 0.12, 0.6, SMALL, "center")
+        sheet.text(number(value), x(value), bottom + 0.12, 0.6, SMALL, "center")
     return sheet.figure

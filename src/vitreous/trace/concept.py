@@ -115,7 +115,7 @@ class Concept(Target):
     def find(cls, name: str, model: Model) -> Concept:
         """Load a concept by file, or by its name in the folder `vitreous-concepts`."""
         places = [Path(name), FOLDER / f"{name}.safetensors"]
-        kept = sorted(FOLDER.glob("*.safetensors"))
+        kept = [place for place in sorted(FOLDER.glob("*.safetensors")) if ".latents" not in place.suffixes]
         places += [place for place in kept if plain(place.stem) == plain(name)]
         file = next((place for place in places if place.is_file()), None)
         if file is None:

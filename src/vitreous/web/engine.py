@@ -114,6 +114,7 @@ class Engine:
         self.traces: Store[tuple[str, str], Trace] = Store(whole // 4 if most is None else most)
         self.images: Store[str, Picture] = Store(max(3 * self.limits.pixels, min(self.limits.images_bytes, whole // 8)))
         self.maps: Store[str, Kept] = Store(self.limits.maps_bytes)
+        self.features: Store[tuple[str, str, int], Tensor] = Store(whole // 16)  # of a model, an image, a layer
         self.bands: Store[Any, Any] = Store(64)
         self.concepts: Store[str, Held] = Store(self.limits.concepts)
         self.jobs = Jobs(self.limits)

@@ -12,16 +12,15 @@ from vitreous._support.files import write_whole
 from vitreous._support.marks import FORMAT, KEY, identity_of
 from vitreous.evaluation.report.files import parquet
 from vitreous.evaluation.report.page import inline_svg, whole_page
+from vitreous.evaluation.study.findings import joined_frames
 from vitreous.plot.figure import save_figure
 
 if TYPE_CHECKING:
-    import pyarrow
-
     from vitreous.evaluation.study.findings import Chart, Findings
     from vitreous.evaluation.study.read import Study
 
 FIGURES = "figures"
-WRITTEN = ("findings.json", "report.html", FIGURES)
+WRITTEN = ("findings.json", "report.html", "clusters.parquet", FIGURES)
 INCH = 120  # pixels of an inch of a figure
 FAILURES, LISTED = 50, 1000  # that are named on the page, and in findings.json
 
@@ -42,18 +41,11 @@ def write_report(study: Study, out: Path | None = None, found: dict[str, Finding
             drawn[model, chart.name] = {"wide": wide, "drawn": inline_svg(figure, chart.title)}
     for name in dict.fromkeys(name for one in found.values() for name in one.frames):
         written.append(folder / f"{name}.parquet")
-        write_whole(written[-1], parquet(joined(found, name)))
+        write_whole(written[-1], parquet(joined_frames(found, name)))
     told = json.dumps(as_json(study, found), indent=2, ensure_ascii=False)
     write_whole(folder / "findings.json", told.encode())
     write_whole(folder / "report.html", page(study, found, drawn).encode())
     return [*written, folder / "findings.json", folder / "report.html"]
-
-
-def joined(found: dict[str, Findings], name: str) -> pyarrow.Table:
-    """A further table, of all models."""
-    import pyarrow as pa
-
-    return pa.concat_tables([one.frames[name] for one in found.values() if name in one.frames])
 
 
 def file_name(chart: Chart, model: str) -> str:
@@ -88,7 +80,7 @@ def page(study: Study, found: dict[str, Findings], drawn: dict[tuple[str, str], 
     about = [", ".join(study.models), str(study.manifest["source"]), f"{study.images} images"]
     if failed:
         about.append(f"{len(failed)} failed")
-    unfinished = f"not finished: {len(study.numbers)} of {len(study.mine)} shards are done; this is what they tell"
+    unfinished = f"not finished: {study.progress} are done; this is what they tell"
     return whole_page(
         "study.html.j2",
         title=f"{study.kind.name}: {', '.join(study.models)}",

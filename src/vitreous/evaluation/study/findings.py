@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from vitreous.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,3 +45,14 @@ class Findings:
     numbers: dict[str, Any] = field(default_factory=dict)  # the same for programs, as JSON can hold it
     body: Callable[[], Markup] | None = None  # a page of its own, where tables and charts are not enough
     frames: dict[str, pyarrow.Table] = field(default_factory=dict)  # further tables, written as NAME.parquet
+
+
+def joined_frames(found: Mapping[str, Findings], name: str) -> pyarrow.Table:
+    """One of the further tables, of all models that have it."""
+    import pyarrow as pa
+
+    known = dict.fromkeys(table for one in found.values() for table in one.frames)
+    if name not in known:
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise InputError(f"this study has no table {name!r}{nearest(name, known)}; {has}")
+    return pa.concat_tables([one.frames[name] for one in found.values() if name in one.frames])

@@ -13,7 +13,7 @@ import numpy as np
 
 from vitreous.errors import InputError, nearest
 from vitreous.evaluation.study.columns import codes, flat_arrays, has_values, may_hold
-from vitreous.evaluation.study.findings import Findings
+from vitreous.evaluation.study.findings import Findings, joined_frames
 from vitreous.evaluation.study.kind import Kind, find_kind
 from vitreous.evaluation.study.provenance import Named, attribution_of, find_row, provenance_of
 from vitreous.evaluation.study.shard import schema_of
@@ -60,8 +60,7 @@ class Study:
     found: Sequence[int] | None = None  # the finished shards of all models, where they are known
 
     def __repr__(self) -> str:
-        done, all = len(self.numbers), len(self.mine)
-        state = "finished" if self.finished else f"{done} of {all} shards"
+        state = "finished" if self.finished else self.progress
         return f"Study({self.kind.name}, {', '.join(self.models)}, {self.images} images, {state})"
 
     # ---------------------------------------------------------------------------------------------- what it is
@@ -131,6 +130,12 @@ class Study:
         if len(self.numbers) != len(self.mine):
             return False
         return self.kind.phases == 1 or self.second is None or self.second.finished
+
+    @property
+    def progress(self) -> str:
+        """How much is computed: 3 of 8 shards."""
+        below = "" if self.second is None else f", and of the second phase {self.second.progress}"
+        return f"{len(self.numbers)} of {len(self.mine)} shards{below}"
 
     @cached_property
     def second(self) -> Study | None:
@@ -337,13 +342,7 @@ class Study:
 
     def frame(self, name: str) -> pandas.DataFrame:
         """A further table of the findings, such as the clusters of `study shortcuts`, of all models."""
-        import pandas as pd
-
-        found = {model: one.frames for model, one in self.findings().items()}
-        known = dict.fromkeys(table for frames in found.values() for table in frames)
-        if name not in known:
-            raise InputError(f"{self.folder}: has no table {name!r}{nearest(name, known)}")
-        return pd.concat([frames[name].to_pandas() for frames in found.values()], ignore_index=True)
+        return joined_frames(self.findings(), name).to_pandas()
 
     def findings(self) -> dict[str, Findings]:
         """The findings of each model."""

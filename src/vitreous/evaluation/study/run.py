@@ -49,11 +49,11 @@ def run_study(
 ) -> Study:
     """Run a study on a data set, or resume it where it stopped.
 
-    `kind`: "cass", "spread", "compare", "leaderboard", "maps" or "shortcuts". `data`: as for `run_leaderboard`, also tar shards and
-    Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}}, and of the study
-    itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `inputs`: what the network gets
-    beside each image, arrays by name or an .npz, one row for each image. `workers`: processes that read images; for
-    `engine="ray"` actors that compute, each with `gpus` of a GPU.
+    `kind`: "cass", "spread", "compare", "leaderboard", "maps" or "shortcuts". `data`: as for `run_leaderboard`, also
+    tar shards and Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}},
+    and of the study itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `inputs`: what
+    the network gets beside each image, arrays by name or an .npz, one row for each image. `workers`: processes that
+    read images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
     """
     whole = data if isinstance(data, Data) else read_data(data, masks)
     found = whole.with_inputs(inputs).take(limit, sample, seed).stamped()

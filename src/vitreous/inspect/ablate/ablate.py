@@ -27,7 +27,6 @@ from vitreous.inspect.ablate.sources import Source as Values
 from vitreous.inspect.ablate.sources import mean_values
 from vitreous.inspect.ablate.study import Ablate, traces_of
 from vitreous.models.model import Model
-from vitreous.models.survey_run import noise_images
 from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Ablation:
         names = self.least(prune, rank) if prune is not None else remove
         text = names if isinstance(names, str) else ",".join(names or ())
         pool = pool_of(self.model, self.data, "top-1")
-        traces = traces_of(pool, Trace(self.model, noise_images(self.model, self.model.size)[:1]), CHECKED)
+        traces = traces_of(pool, CHECKED)
         with torch.inference_mode(False), torch.no_grad():
             trace = next(traces)
             places = find_places(self.kind.what, trace)

@@ -133,8 +133,8 @@ class Layers(Places):
             if found is None:
                 return None
             other = found[:, 0].movedim(0, axis).to(before.dtype)
-            if other.requires_grad:
-                return before + other
+            if torch.is_grad_enabled():
+                return before + other if other.requires_grad or bool(other.any()) else before.clone()
             kept = other == update  # exactly what it was
             return torch.where(kept, after, before + other)
 

@@ -71,13 +71,13 @@ def partner(number: int, count: int, seed: int) -> int:
     return int(order[(place[number] + 1) % count])
 
 
-def readable(number: int, count: int, seed: int, read: Callable[[int], Images]) -> Images:
-    """The partner of an image; the partner of that one where it cannot be read."""
+def readable(number: int, count: int, seed: int, read: Callable[[int], Images]) -> tuple[int, Images]:
+    """The number and pixels of the partner of an image; of its own partner where it cannot be read."""
     other = number
     for _ in range(count - 1):
         other = partner(other, count, seed)
         try:
-            return read(other)
+            return other, read(other)
         except InputError:
             continue
     raise InputError("resample needs a second image that can be read; use --by zero or --by mean")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,7 +20,7 @@ from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene
 from vitreous.inspect.ablate.blocks import KINDS, find_places
 from vitreous.inspect.ablate.effects import Effects, measure_effects
 from vitreous.inspect.ablate.findings import ablate_findings
-from vitreous.inspect.ablate.places import Heads, Places
+from vitreous.inspect.ablate.places import Heads, Places, also
 from vitreous.inspect.ablate.sources import BY, Source, mean_values, readable, values_of
 from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
@@ -30,6 +31,7 @@ from vitreous.trace.last_block import narrowing
 from vitreous.trace.run import Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.types import Images
 
 if TYPE_CHECKING:
     import pyarrow
@@ -116,28 +118,36 @@ class Ablate(Kind):
         if self.by == "mean":
             kept = _MEANS.setdefault(self, {})
             if pool.model.name not in kept:
-                kept[pool.model.name] = mean_values(places, traces_of(pool, scene.trace, len(scene.trace)))
+                kept[pool.model.name] = mean_values(places, traces_of(pool, len(scene.trace)))
             return Source(kept[pool.model.name])
         others = [readable(number, pool.count, self.seed, pool.image) for number in scene.numbers]
-        return Source(values_of(places, scene.trace.like(torch.cat(others).to(scene.trace.images))))
+        return Source(values_of(places, together(pool, others)))
 
     def findings(self, study: Rows) -> Findings:
         return ablate_findings(self, study)
 
 
-def traces_of(pool: Pool, like: Trace, batch: int) -> Iterator[Trace]:
+def traces_of(pool: Pool, batch: int) -> Iterator[Trace]:
     """All images that can be read, a few at a time."""
-    waiting: list[Tensor] = []
+    waiting: list[tuple[int, Images]] = []
     for number in range(pool.count):
         try:
-            waiting.append(pool.image(number))
+            waiting.append((number, pool.image(number)))
         except InputError:
             continue  # it has a row of its own, with this error
         if len(waiting) == batch:
-            yield like.like(torch.cat(waiting), [0] * len(waiting))
+            yield together(pool, waiting)
             waiting = []
     if waiting:
-        yield like.like(torch.cat(waiting), [0] * len(waiting))
+        yield together(pool, waiting)
+
+
+def together(pool: Pool, images: Sequence[tuple[int, Images]]) -> Trace:
+    """A trace of some images of a data set, each with the inputs that travel with it."""
+    given = [pool.given(number) for number, _ in images]
+    known = [one for one in given if one is not None]
+    inputs = {name: np.concatenate([one[name] for one in known]) for name in known[0]} if known else None
+    return Trace(pool.model, torch.cat([image for _, image in images]), inputs)
 
 
 def values_in(found: Effects, changes: tuple[np.ndarray, np.ndarray] | None) -> dict[str, Any]:
@@ -205,7 +215,8 @@ def without(places: Places, trace: Trace, source: Source, gone: set[tuple[int, i
         return torch.cat([(other if part in mine else values)[:, part, None] for part in range(values.shape[1])], 1)
 
     def surgery(how: Run) -> Run:
-        return places.edited(how, edit, len(trace))
+        """The parts are replaced first, so that other hooks see what the network continues with."""
+        return also(places.edited(how.inside(nullcontext), edit, len(trace)), how.within)
 
     own = trace.like(trace.images)
     own.layout, own.crops = trace.layout, trace.crops

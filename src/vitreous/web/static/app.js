@@ -6,6 +6,7 @@ import { concepts } from "./concepts.js";
 import { cursor, onCursor, point, redraw } from "./draw.js";
 import { explain } from "./explain.js";
 import { faithfulness } from "./faithfulness.js";
+import { features } from "./features.js";
 import { inside } from "./inside.js";
 import { mend } from "./links.js";
 import * as rail from "./rail.js";
@@ -15,7 +16,7 @@ import * as strip from "./strip.js";
 import { byId, el, leave, problem } from "./ui.js";
 import { learnTargets, loadConcepts, model, predict, world } from "./world.js";
 
-const TABS = { explain, attention, concepts, faithfulness, inside };
+const TABS = { explain, attention, concepts, faithfulness, inside, features };
 const PHOTO = ["model", "image"];
 const DRAWN = ["opacity", "limits", "threshold", "cells", "bare", "same", "ramp"];
 

@@ -6,6 +6,7 @@ const PLAIN = {
   ...DISPLAY,
   layer: -1, head: "mean", patch: null, direction: "reads",
   discard: 0, heads: "mean", residual: 0.5,
+  basis: "image", // of the colours of features
   metric: "deletion", subject: "", // subject: the target of curves and heads; nothing: the first
 };
 export const FIRST = {

@@ -1,8 +1,8 @@
 """Clusters of parts of images: branches of a tree that stand apart, weigh much and come back in half of the images.
 
 Parts are joined by average linkage of 1 − cos. A branch is worth (height of its parent − its own height) · relevance in
-it, and the disjoint branches that are worth most together are chosen; how many there are follows from the data. k-means,
-tried first, puts a cue of 5 % of the images into a cluster of its own only from some 24 clusters on.
+it, and the disjoint branches that are worth most together are chosen, if they are stable; how many there are follows
+from the data. k-means gives a cue that 5 % of the images have a cluster of its own only among some 24.
 """
 
 from __future__ import annotations
@@ -129,8 +129,12 @@ def best_branches(tree: Tree, worth: Float[np.ndarray, "T"]) -> list[int]:
 def recurrences(
     units: Units, image: Owners, members: Bool[np.ndarray, "c P"], draw: np.random.Generator
 ) -> Float[np.ndarray, "c"]:
-    """How well each cluster is found again in half of the images: the mean of the largest Jaccard index."""
-    names = np.unique(image)
+    """How well each cluster is found again in half of the images: the mean of the largest Jaccard index.
+
+    A half that has the cluster in one image only says nothing: any part is a branch by itself.
+    """
+    names, owner = np.unique(image, return_inverse=True)
+    owned = np.eye(len(names), dtype=np.float32)[owner]
     found = np.full((SPLITS, len(members)), np.nan)
     for split in range(SPLITS if len(members) else 0):
         half = np.flatnonzero(np.isin(image, draw.permutation(names)[: len(names) // 2]))
@@ -140,7 +144,7 @@ def recurrences(
         mine, other = members[:, half].astype(np.float32), tree.members.astype(np.float32)
         both = mine @ other.T
         either = mine.sum(1)[:, None] + other.sum(1) - both
-        there = mine.sum(1) > 0
+        there = (mine @ owned[half] > 0).sum(1) > 1
         found[split, there] = (both / np.maximum(either, 1)).max(1)[there]
     known = np.isfinite(found)
     return np.asarray(np.where(known, found, 0).sum(0) / np.maximum(known.sum(0), 1))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
@@ -84,7 +83,7 @@ def inserted(
     return answers(trace, classes, run)
 
 
-def mask_of(places: Sequence[int] | Tensor, patches: int) -> Bool[np.ndarray, "P"]:
+def mask_of(places: Sequence[int] | np.ndarray, patches: int) -> Bool[np.ndarray, "P"]:
     found = np.zeros(patches, bool)
     found[np.asarray(places, np.int64)] = True
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -21,9 +21,7 @@ from scipy import stats
 from vitreous._support.statistics import intervals, mean_of
 from vitreous.evaluation.study.kind import Rows
 from vitreous.evaluation.study.shortcuts.effects import INSERTION, REMOVAL
-
-if TYPE_CHECKING:
-    from vitreous.evaluation.study.shortcuts.kind import Options
+from vitreous.evaluation.study.shortcuts.options import Options
 
 FEW = 5  # pairs of images: no test from fewer
 MANY = 8  # clusters: whether one stands out is asked of as many
@@ -78,8 +76,8 @@ def measure(design: dict[str, Any], second: Rows) -> Measured:
                 insertion[cluster].append((number - 1, before, cue, ordinary, chance, *flips))
             if row["a_tsi"] is not None:
                 indices[number - 1] = row["a_tsi"], row["m_tsi"]
-    lists = ({key: np.array(rows, np.float64) for key, rows in of.items()} for of in (removal, insertion))
-    return Measured(*lists, here, elsewhere, images, indices)
+    gone, put = ({key: np.array(rows, np.float64) for key, rows in of.items()} for of in (removal, insertion))
+    return Measured(gone, put, here, elsewhere, images, indices)
 
 
 def judge(design: dict[str, Any], found: Measured, options: Options) -> list[Judged]:
@@ -107,11 +105,9 @@ def judge_one(told: dict[str, Any], design: dict[str, Any], found: Measured, opt
     others = sum(found.images.values()) - mine
     values["here"] = found.here[cluster] / max(1, mine)
     values["elsewhere"] = found.elsewhere[cluster] / others if others else np.nan
-    values |= named("share", np.array(told["shares"]), options.seed)
-    values |= named("outside", outside, options.seed)
+    values |= means({"share": np.array(told["shares"]), "outside": outside}, options.seed)
     tsi = np.array([found.indices[n] for n in told["indexed"] if n in found.indices]).reshape(-1, 2)
-    for i, name in enumerate(("a_tsi", "m_tsi")):
-        values |= named(name, tsi[:, i], options.seed)
+    values |= means({"a_tsi": tsi[:, 0], "m_tsi": tsi[:, 1]}, options.seed)
     tests = {
         "inserted": test_inserted(found.insertion[cluster], weight, options.margin),
         "sources": test_sources(found.insertion[cluster], cluster, design),
@@ -131,10 +127,7 @@ def removed_values(rows: np.ndarray, seed: int) -> dict[str, float]:
         "accuracy_random": hit_chance - hit,
         "accuracy_change": hit_gone - hit_chance,
     }
-    found = {"removals": float(len(rows))}
-    for name, values in series.items():
-        found |= named(name, values, seed)
-    return found
+    return {"removals": float(len(rows)), **means(series, seed)}
 
 
 def inserted_values(rows: np.ndarray, weight: float, seed: int) -> dict[str, float]:
@@ -149,18 +142,17 @@ def inserted_values(rows: np.ndarray, weight: float, seed: int) -> dict[str, flo
         "flips": flips,
         "flips_ordinary": usual,
     }
-    found = {"insertions": float(len(rows))}
-    for name, values in series.items():
-        found |= named(name, values, seed)
+    return {"insertions": float(len(rows)), **means(series, seed)}
+
+
+def means(series: dict[str, Series], seed: int) -> dict[str, float]:
+    """The mean and interval of each series, as NAME, NAME_low and NAME_high; NaN where there is none."""
+    stack = np.stack(list(series.values()))
+    ends = intervals(stack, seed) if stack.shape[1] else np.full((2, len(stack)), np.nan)
+    found: dict[str, float] = {}
+    for name, mean, low, high in zip(series, mean_of(stack), *ends):
+        found |= {name: float(mean), f"{name}_low": float(low), f"{name}_high": float(high)}
     return found
-
-
-def named(name: str, values: Series, seed: int) -> dict[str, float]:
-    """A mean and its interval, as three values; NaN where there is none."""
-    if not np.isfinite(values).any():
-        return dict.fromkeys((name, f"{name}_low", f"{name}_high"), np.nan)
-    low, high = intervals(values[None], seed)[:, 0]
-    return {name: float(mean_of(values)), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 # --------------------------------------------------------------------------------------------------------------- tests

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous._support.words import count_of, number, share, span
+from vitreous.evaluation.study.columns import flat_arrays
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.kind import Rows
 from vitreous.evaluation.study.shortcuts.design import SHEET
+from vitreous.evaluation.study.shortcuts.options import Options
 from vitreous.evaluation.study.shortcuts.score import Judged, frame_rows, judge, measure
 from vitreous.images.readers import from_jpeg
 from vitreous.plot.shortcuts import Tile, contact_figure, scores_figure
@@ -19,24 +21,22 @@ from vitreous.plot.shortcuts import Tile, contact_figure, scores_figure
 if TYPE_CHECKING:
     import pyarrow
 
-    from vitreous.evaluation.study.shortcuts.kind import Shortcuts
-
 SHOWN = 8  # clusters with a contact sheet: the first by rank, and every alarm up to twice as many
 LISTED = 30  # rows of the table on the page; all are in clusters.parquet
 CHARTED = 40
 
 
-def shortcut_findings(kind: Shortcuts, study: Rows) -> Findings:
+def shortcut_findings(options: Options, study: Rows) -> Findings:
     """Findings of one model; before the second phase is there, they say so."""
     second = study.second
     design = None if second is None else second.manifest["options"]["designs"].get(study.model or second.models[0])
     if second is None or design is None:
         return Findings("The first phase is not finished: no cluster has been tested yet.")
-    ranked = judge(design, measure(design, second), kind.settings)
+    ranked = judge(design, measure(design, second), options)
     names = study.to_arrow(["image"])["image"].to_pylist()
     frames = {"clusters": table_of(frame_rows(study.model, ranked, names))} if ranked else {}
     return Findings(
-        lead(ranked, design, kind.settings.level),
+        lead(ranked, design, options.level),
         [*told(ranked), *left_out(design)],
         [clusters_table(ranked), classes_table(design)] if design["classes"] else [],
         charts(ranked, study, second, names) if ranked else [],
@@ -190,7 +190,7 @@ def charts(ranked: Sequence[Judged], study: Rows, second: Rows, names: Sequence[
     known = [one for one in ranked if one.rank is not None][:CHARTED]
     found = []
     if known:
-        bars = [(title(one), *(one.values[key] for key in ("score", "score_low", "score_high"))) for one in known]
+        bars = [(title(v), v.values["score"], v.values["score_low"], v.values["score_high"]) for v in known]
         found.append(
             Chart(
                 "scores",
@@ -224,9 +224,7 @@ def photos_of(second: Rows, names: set[str]) -> dict[str, Any]:
 
 def maps_of(study: Rows, names: set[str]) -> dict[str, np.ndarray]:
     """The maps of some images."""
-    from vitreous.evaluation.study.columns import flat_arrays
-
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for table in study.tables(["image", "map", "map_shape"]):
         rows = zip(table["image"].to_pylist(), flat_arrays(table["map"]), table["map_shape"].to_pylist())
         found |= {name: flat.reshape(shape) for name, flat, shape in rows if name in names and shape is not None}
