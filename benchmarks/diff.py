@@ -239,7 +239,7 @@ def verdicts(pairs: Sequence[Pair]) -> list[str]:
         flips=rate([not pair.same for pair in pairs]),
         moved=rate([pair.moved for pair in pairs if pair.same]),
         accuracy=paired_shares([a for a, _ in right], [b for _, b in right]),
-        **{name: none for name in ("correlation", "overlap", "distance", "ratio")},
+        **dict.fromkeys(("correlation", "overlap", "distance", "ratio"), none),
         noise=(none, none),
         lost=0,
         won=0,
