@@ -35,6 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 DEIT = "deit_tiny_patch16_224"
 WHATS, WAYS = ("heads", "mlps", "layers"), ("zero", "mean", "resample")
 SHARES = (0.06, 0.11, 0.17, 0.25, 0.33, 0.42, 0.5, 0.67)  # of the heads that are pruned
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 PATHS = {"first_order": "first order", "first_order_size": "first order, sizes", "averaged": "gradients half-way"}
 
 
@@ -156,6 +157,7 @@ def main() -> None:
     words.add_argument("--results", type=Path, default=RESULTS / "ablate.json")
     words.add_argument("--table", action="store_true", help="only print the table of earlier results")
     words.add_argument("--figures", type=Path, default=None, help="also draw figures into this folder")
+    words.add_argument("--write", type=Path, default=None, help="also put the table into this page, at its place")
     given = words.parse_args()
     if given.table:
         results = json.loads(given.results.read_text(encoding="utf-8"))
@@ -164,6 +166,12 @@ def main() -> None:
         results = measured(given)
     if given.figures is not None:
         draw(results, given.figures)
+    if given.write is not None:
+        page = given.write.read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        given.write.write_text(
+            f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8"
+        )
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
@@ -192,6 +200,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
                     one["pruned"] = pruned(
                         found, given.batch or (256 if model.device.type == "cuda" else 16), given.seeds
                     )
+                    if given.figures is not None:
+                        draw(results, given.figures)
                 results["seconds"] = round(time.time() - begun)
                 given.results.parent.mkdir(parents=True, exist_ok=True)
                 given.results.write_text(json.dumps(results, indent=1), encoding="utf-8")

@@ -405,6 +405,7 @@ def player(
 
 LONG = (
     *(
+        "ablate.md",
         "bridges.md",
         "coming-from.md",
         "concepts.md",
