@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pets", type=Path)
     parser.add_argument("--weights", help="of DeiT-Tiny")
     parser.add_argument("--device")
-    parser.add_argument("--layer", type=float, default=0.6, help="how deep, as a share of all layers")
+    parser.add_argument("--layer", type=float, default=0.8, help="how deep, as a share of all layers")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--classes", type=int, help="only so many breeds, for a quick look")
