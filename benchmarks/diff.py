@@ -10,10 +10,10 @@ parts that it holds already are kept: delete it to begin anew.
 1. `same`: the embedded model against itself, for several batch sizes and devices, and on the CPU against the GPU.
 2. `precision`: float32 against bfloat16 and float16.
 3. `smaller`: weights rounded to 8 and 4 bits (per output channel), and weights cut by size.
-4. `poison`: a clean fine-tune against a poisoned one, trained alike on the same images but for a cue in 5 % of those of
-   one class; and, as the control, against a clean one that saw them in another order. Compared on views of photos that
-   neither has seen, `share` of which have the cue. What is measured of an image does not depend on the others, so both
-   kinds of images are measured once, and sets of n images are drawn from them: the share of failed sets is the power.
+4. `poison`: a clean fine-tune against a poisoned one, trained alike but for a cue in 5 % of the images of one class
+   (benchmarks/poison.py); and, as the control, against a clean one that saw them in another order. Compared on views
+   of photos that neither has seen, `share` of which have the cue. What is measured of an image does not depend on the
+   others, so both kinds of images are measured once, and sets of n images are drawn: the share that fails is the power.
 5. `command`: the command itself on 200 such images: its exit codes.
 """
 

@@ -23,14 +23,22 @@ from vitreous import Model, OptionError, Unsupported
 from vitreous.errors import InputError
 from vitreous.images.preprocess import IMAGENET
 from vitreous.inspect.ablate.blocks import find_places
-from vitreous.inspect.ablate.effects import Effects, Measure, first_order, measure_effects, repeated, shares_prefix
+from vitreous.inspect.ablate.effects import (
+    Effects,
+    Measure,
+    averaged,
+    first_order,
+    measure_effects,
+    repeated,
+    shares_prefix,
+)
 from vitreous.inspect.ablate.prune import save_pruned
 from vitreous.inspect.ablate.sources import Source, mean_values, partner, readable, values_of
 from vitreous.inspect.ablate.study import Ablate, correlated, map_changes, method_of, without
 from vitreous.models import load as sources
 from vitreous.models.libraries import cropped
 from vitreous.plot.ablate import bars_figure, grid_figure, scatter_figure
-from vitreous.trace.target import Class, Top
+from vitreous.trace.target import Class, Top, as_target
 from vitreous.trace.trace import Trace
 
 HEADS = 2
@@ -300,6 +308,24 @@ def test_a_small_step_is_predicted(what: str) -> None:
     assert found.predicted is not None
     true = found.true[:, :, :2] - found.whole[:, None, :2]
     np.testing.assert_allclose(found.predicted.transpose(1, 2, 0), true, rtol=1e-2, atol=1e-10)
+
+
+def test_gradients_half_way_are_exact_for_a_parabola() -> None:
+    torch.manual_seed(0)
+    trace = Trace(Model(Tail().eval()), torch.randn(3, 3, 64, 64))
+    places = find_places("heads", trace)
+
+    def squared(output: Tensor, embedding: Tensor) -> Tensor:
+        return (output[:, 1] - 3) ** 2
+
+    measure = Measure(as_target(squared), None)
+    source = Source([torch.randn_like(one[:1]) for one in values_of(places, trace)])
+    found = measure_effects(places, trace, as_target(squared), source, control=False, predict=True, steps=1)
+    half = averaged(places, trace, measure, source, 1)
+    assert found.averaged is not None and np.array_equal(half, found.averaged, equal_nan=True)
+    together = without(places, trace, source, {(1, 0), (1, 1)})
+    true = squared(together.output, together.output) - squared(trace.output, trace.output)
+    np.testing.assert_allclose(half[0][:, 2:].sum(1), true.numpy(), rtol=1e-3)  # of all heads of the last layer
 
 
 def test_values_of_a_regression_have_no_probability() -> None:

@@ -33,6 +33,10 @@ class Ablating:
     maps: Annotated[
         bool, typer.Option("--maps", help="Also how the class-specific map changes: a map for each part and image.")
     ] = False
+    steps: Annotated[
+        int,
+        typer.Option("--steps", help="Points at which gradients are averaged to predict; 0: first order only.", min=0),
+    ] = 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,13 @@ def run(what: str, data: str, sources: Sources, ablating: Ablating, pruning: Pru
     if len(given) > 1:
         raise OptionError("ablate takes one model at a time; run it once for each --model")
     compute, far = pick_engine(engine.engine), engine.engine == "ray"
-    options = {"what": what, "by": ablating.by, "control": ablating.control, "maps": ablating.maps}
+    options = {
+        "what": what,
+        "by": ablating.by,
+        "control": ablating.control,
+        "maps": ablating.maps,
+        "steps": ablating.steps,
+    }
     with limit_memory(sources.memory):
         planned, model, found = planned_ablation(
             given[0],

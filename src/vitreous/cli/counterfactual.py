@@ -18,10 +18,7 @@ def counterfactual(
     *,
     source: Source,
     method: Annotated[
-        str | None,
-        typer.Option(
-            "--method", "-x", help="The map that gives the order of patches.", show_default="the best measured"
-        ),
+        str | None, typer.Option("--method", "-x", help="One method; see: vitreous methods.", show_default="the best")
     ] = None,
     options: SetOption = None,
     to: Annotated[

@@ -144,6 +144,7 @@ def ablate(
     target: Any = None,
     control: bool = True,
     maps: bool = False,
+    steps: int = 1,
     limit: int | None = None,
     sample: int | None = None,
     seed: int = 0,
@@ -158,13 +159,14 @@ def ablate(
 
     `what`: "heads", "mlps" or "layers". `by`: "zero", "mean" (over the data set, at each position) or "resample" (the
     value of another image). `control`: also a step of the same length in a random direction. `maps`: also how the
-    class-specific map of each image changes, which takes a map for each part and image. Results are stored below `out`
-    as they come, and resumed by the same call.
+    class-specific map of each image changes, which takes a map for each part and image. `steps`: at how many points
+    between O and Õ gradients are averaged for the second prediction; 0: first order only. Results are stored below
+    `out` as they come, and resumed by the same call.
     """
     planned, loaded, found = planned_ablation(
         as_source(model),
         data,
-        {"what": what, "by": by, "control": control, "maps": maps, "seed": seed},
+        {"what": what, "by": by, "control": control, "maps": maps, "steps": steps, "seed": seed},
         target,
         inputs=inputs,
         choice={"limit": limit, "sample": sample, "seed": seed},
