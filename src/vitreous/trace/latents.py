@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ from vitreous.errors import TargetError, nearest, one_line
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.model import Model
 from vitreous.trace.concept import FOLDER
+from vitreous.trace.target import Target
+from vitreous.types import Output, Scores
 
 FORMAT = "vitreous latents"
 ENDING = ".latents.safetensors"
@@ -65,10 +67,8 @@ class Latents:
     def __repr__(self) -> str:
         return f"Latents({self.name}, {len(self)} of layer {self.layer}, {self.kind})"
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Latent:
         """One latent as a target."""
-        from vitreous.trace.latent import Latent
-
         return Latent(self, self.checked(index))
 
     def checked(self, index: int) -> int:
@@ -159,6 +159,39 @@ class Latents:
         found = cls.load(places[0])
         found.check(model)
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Latent(Target):
+    """The mean activation of one latent over the patches."""
+
+    latents: Latents
+    index: int
+    read: bool = False  # whether it is applied to the outputs of the model that returns latents
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        if not self.read:
+            said = f"{self} is read from the patches of layer {self.latents.layer}, not from the output"
+            raise TargetError(f"{said}; vitreous.explain, evaluate and the command explain take it")
+        return output[:, self.index]
+
+    def check(self, model: Model, outputs: int | None = None) -> None:
+        own = getattr(model, "latents", None)  # of the model that returns them
+        if own is None:
+            self.latents.check(model)
+        elif own.digest != self.latents.digest:
+            raise TargetError(f"{self}: targets of one image must be of the same latents ({own.name})")
+
+    def __str__(self) -> str:
+        return f"latent:{self.latents.name}#{self.index}"
+
+    def title(self, model: Model, output: Output, index: int) -> str:
+        said = f"latent {self.latents.name} {self.latents.label(self.index)}"
+        return f"{said} {float(output[index, self.index]):.3g}" if self.read else said
+
+    @property
+    def identity(self) -> Hashable:
+        return str(self), self.latents.digest
 
 
 def keep_largest(values: Activations, k: int) -> Activations:
