@@ -831,7 +831,7 @@ def test_a_counterfactual_that_cannot_be_asked_begins_no_job(client: TestClient,
         ({"to": "zebrra"}, "did you mean"),
         ({"to": int(best)}, "already"),
         ({"to": "like:/etc/passwd"}, "files are not read"),
-        ({"model": "open-clip-vit-b-32"}, "no classifier"),
+        ({"model": "open_clip-vit-b-32"}, "no classifier"),
     ):
         assert said in problem(client.post("/api/counterfactual", json={"image": CAT, **body}), 422)
 
