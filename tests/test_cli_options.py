@@ -85,6 +85,7 @@ STORED = {f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "le
 }  # resumed, not replaced
 DRAW = {
     "vitreous ask",
+    "vitreous counterfactual",
     "vitreous words",
     "vitreous explain",
     "vitreous cass",

@@ -478,7 +478,7 @@ def test_areas_under_curves_are_labelled(visit: Callable[..., Any]) -> None:
 def test_what_would_change_it_is_found_and_undone(visit: Callable[..., Any]) -> None:
     page = visit("tab=faithfulness", ready="#counterfactual")
     page.locator("#counterfactual").scroll_into_view_if_needed()
-    page.get_by_label("To", exact=True).select_option("any")
+    page.locator("#faithfulness .head select", has_text="any other class").select_option("any")
     page.get_by_role("button", name="Find", exact=True).click()
     told = page.locator("p.extras", has_text="the decision is")
     told.wait_for()

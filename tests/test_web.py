@@ -808,6 +808,12 @@ def test_the_eraser_greys_where_tokens_cannot_go(client: TestClient) -> None:
     assert got["way"] == "pixels" and "uses its tokens in other ways" in got["why"]
 
 
+@pytest.mark.parametrize("target", ["like:/etc/passwd", "zebra - like:/etc/passwd", "LIKE:photo.jpg"])
+def test_no_target_names_a_file(client: TestClient, target: str) -> None:
+    asked = {"image": CAT, "methods": [{"name": "gae"}], "targets": [target]}
+    assert "files are not read" in problem(client.post("/api/explain", json=asked), 422)
+
+
 def test_a_counterfactual_is_that_of_the_library(client: TestClient, model: Model) -> None:
     (kind, told), (last, _) = finished(client, "/api/counterfactual", {"image": CAT, "to": "any", "proof": 0})
     found = vitreous.counterfactual(model, PHOTOS / "cat.jpg", "any", proof=0)
@@ -824,8 +830,8 @@ def test_a_counterfactual_that_cannot_be_asked_begins_no_job(client: TestClient,
     for body, said in (
         ({"to": "zebrra"}, "did you mean"),
         ({"to": int(best)}, "already"),
-        ({"to": "like:/etc/passwd"}, "unknown class"),
-        ({"model": "open-clip-vit-b-32"}, "no classifier"),
+        ({"to": "like:/etc/passwd"}, "files are not read"),
+        ({"model": "open_clip-vit-b-32"}, "no classifier"),
     ):
         assert said in problem(client.post("/api/counterfactual", json={"image": CAT, **body}), 422)
 
