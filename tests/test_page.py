@@ -562,7 +562,7 @@ def test_features_follow_layer_basis_and_patch(visit: Callable[..., Any], tmp_pa
 
 
 @pytest.mark.slow
-def test_features_that_cannot_be_placed_are_said(visit: Callable[..., Any]) -> None:
+def test_features_of_merged_patches_are_drawn_on_their_grid(visit: Callable[..., Any]) -> None:
     page = visit("tab=features&model=timm-Swin&layer=3", ready=FEATURES)
     assert page.evaluate("document.querySelector('#features canvas').width") == 7
 
