@@ -33,9 +33,9 @@ class Ablating:
     maps: Annotated[
         bool, typer.Option("--maps", help="Also how the class-specific map changes: a map for each part and image.")
     ] = False
-    steps: Annotated[
+    points: Annotated[
         int,
-        typer.Option("--steps", help="Points at which gradients are averaged to predict; 0: first order only.", min=0),
+        typer.Option("--points", help="Points at which gradients are averaged to predict; 0: first order only.", min=0),
     ] = 1
 
 
@@ -46,9 +46,13 @@ class Pruning:
     save: Annotated[
         Path | None, typer.Option("--save", help="Write a checkpoint without some parts: FILE.safetensors.")
     ] = None
-    prune: Annotated[int | None, typer.Option("--prune", help="Without so many, those that are needed least.")] = None
+    prune: Annotated[
+        int | None, typer.Option("--prune", help="How many parts it lacks: those that are needed least.")
+    ] = None
     remove: Annotated[str | None, typer.Option("--remove", help="Without these: 3.1,5.0 are heads, 3,5 others.")] = None
-    rank: Annotated[str, typer.Option("--rank", help="Needed least by the true or the predicted change.")] = "true"
+    rank: Annotated[
+        str, typer.Option("--rank", help="Needed least by the true or predicted change, or by its size.")
+    ] = "true"
 
     def check(self) -> None:
         if self.save is None and (self.prune is not None or self.remove is not None):
@@ -99,7 +103,7 @@ def run(what: str, data: str, sources: Sources, ablating: Ablating, pruning: Pru
         "by": ablating.by,
         "control": ablating.control,
         "maps": ablating.maps,
-        "steps": ablating.steps,
+        "points": ablating.points,
     }
     with limit_memory(sources.memory):
         planned, model, found = planned_ablation(
