@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import DataSet
+from vitreous.cli.arguments import DataSet, Targets
 from vitreous.cli.groups import grouped
-from vitreous.cli.study import Engine, Sources, carry_out, models
+from vitreous.cli.study import Engine, Sources, carry_out, models, split
 from vitreous.errors import OptionError
 
 app = typer.Typer(
@@ -24,9 +24,7 @@ class Ablating:
     """What takes the place of a part, and what is measured."""
 
     by: Annotated[str, typer.Option("--by", help="What takes its place: zero, mean or resample.")] = "zero"
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", help="label, top-1, a class, …; default: the label, else top-1.")
-    ] = None
+    target: Targets = None
     control: Annotated[
         bool, typer.Option("--control/--no-control", help="Also a step of the same length in a random direction.")
     ] = True
@@ -110,7 +108,7 @@ def run(what: str, data: str, sources: Sources, ablating: Ablating, pruning: Pru
             given[0],
             data,
             {**options, "seed": engine.seed},
-            ablating.target,
+            split(ablating.target),
             inputs=engine.inputs,
             choice={"limit": engine.limit, "sample": engine.sample, "seed": engine.seed},
             batch=engine.batch,

@@ -162,9 +162,9 @@ def ablate(
 
     `what`: "heads", "mlps" or "layers". `by`: "zero", "mean" (over the data set, at each position) or "resample" (the
     value of another image). `control`: also a step of the same length in a random direction. `maps`: also how the
-    class-specific map of each image changes, which takes a map for each part and image. `points`: at how many
-    of them between O and Õ gradients are averaged for the second prediction; 0: first order only. Results are stored below
-    `out` as they come, and resumed by the same call.
+    class-specific map of each image changes, which takes a map for each part and image. `points`: how many gradients
+    between O and Õ are averaged for the second prediction; 0: first order only. Results are stored below `out` as they
+    come, and resumed by the same call.
     """
     planned, loaded, found = planned_ablation(
         as_source(model),
