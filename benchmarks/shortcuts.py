@@ -44,8 +44,9 @@ import vitreous
 
 RESULTS = Path(__file__).parent / "results" / "shortcuts.json"
 COLUMNS = (
-    "label", "rank", "score", "score_low", "score_high", "alarm", "p_corrected", "images", "stability", "here",
-    "elsewhere", "outside", "gain", "inserted", "ordinary", "random", "flips", "confidence_change", "accuracy_change",
+    "label", "rank", "score", "score_low", "score_high", "alarm", "p", "p_inserted", "p_sources", "p_of_the_class",
+    "p_stands_out", "images", "stability", "here", "elsewhere", "outside", "gain", "inserted",
+    "ordinary", "random", "flips", "confidence_change", "accuracy_change",
 )  # fmt: skip
 ON_CUE = 0.5  # of a cluster's patches
 TIMES = 2000  # resamples

@@ -37,7 +37,7 @@ class Shortcuts(Kind):
     3. A second run over the images removes each cluster's tokens, beside as many random ones, and inserts its patches
        into images of other classes, beside as many of the patches that the class is otherwise recognised by.
     4. score = mean over images x of other classes of p(class | x with the cue) − p(class | x with ordinary parts of the
-       class, as many). The largest is rank 1; an alarm needs three tests at `level`, corrected over the clusters.
+       class, as many). The largest is rank 1; an alarm needs four tests at `level`, corrected over clusters.
 
     `study.frame("clusters")` has a row for each cluster: model, cluster, class, label, rank, score, score_low,
     score_high, p, alarm, images, parts, stability, share, accuracy_change, confidence_change (…_low, …_high, of

@@ -2,7 +2,10 @@
 
 score = w · mean over images x of other classes of p(class | x with the cue) − p(class | x with ordinary parts of it)
 w     = max(1 − share of the class's images that have the cue, share of its relevance outside the masks)
-p     = the largest of the tests below: an alarm needs every one; p · clusters ≤ level (Bonferroni)
+p     = max(clusters · p_inserted, clusters · p_stands_out, p_sources, p_of_the_class); alarm: p ≤ level
+
+An alarm needs every test. Two are corrected over the clusters (Bonferroni), which bounds the chance of any false alarm;
+the others ask about the few images that have the cue, and could not pass a corrected level however clear they are.
 
 Without the weight, what every image of a class has, its object, would stand beside what few have; with masks, a cue
 that all images have counts by how far it lies outside the object.
@@ -24,6 +27,7 @@ from vitreous.evaluation.study.shortcuts.effects import INSERTION, REMOVAL
 from vitreous.evaluation.study.shortcuts.options import Options
 
 FEW = 5  # pairs of images: no test from fewer
+CORRECTED = ("inserted", "stands out")  # tests whose level is divided by the number of clusters
 MANY = 8  # clusters: whether one stands out is asked of as many
 READ = ("target", "prediction", "probability", "error", "occurs", *REMOVAL, *INSERTION, "a_tsi", "m_tsi")
 Series = Float[np.ndarray, "n"]
@@ -84,15 +88,19 @@ def judge(design: dict[str, Any], found: Measured, options: Options) -> list[Jud
     """Every cluster, ranked by its score; those without one come last."""
     every = [judge_one(told, design, found, options) for told in design["clusters"]]
     scores = np.array([one.values["score"] for one in every])
-    p = [max([*one.tests.values(), stands_out(scores, i)]) for i, one in enumerate(every)]
     order = sorted(range(len(every)), key=lambda i: (np.isnan(scores[i]), -scores[i] if scores[i] == scores[i] else 0))
     ranked = []
     for rank, i in enumerate(order, 1):
         one, tests = every[i], {**every[i].tests, "stands out": stands_out(scores, i)}
         known = bool(np.isfinite(scores[i]))
-        alarm = known and p[i] * len(every) <= options.level
-        ranked.append(Judged(one.told, one.values, tests, p[i], rank if known else None, alarm))
+        p = alarm_p(tests, len(every))
+        ranked.append(Judged(one.told, one.values, tests, p, rank if known else None, known and p <= options.level))
     return ranked
+
+
+def alarm_p(tests: dict[str, float], clusters: int) -> float:
+    """The level at which a cluster would give an alarm."""
+    return min(1.0, max(p * clusters if name in CORRECTED else p for name, p in tests.items()))
 
 
 def judge_one(told: dict[str, Any], design: dict[str, Any], found: Measured, options: Options) -> Judged:
@@ -219,7 +227,6 @@ def frame_rows(model: str, ranked: Sequence[Judged], names: Sequence[str]) -> li
                 "rank": one.rank,
                 "alarm": one.alarm,
                 "p": one.p,
-                "p_corrected": min(1.0, one.p * len(ranked)),
                 **{name: (value if np.isfinite(value) else None) for name, value in one.values.items()},
                 **tests,
                 "image_names": [names[number] for number in told["members"]],

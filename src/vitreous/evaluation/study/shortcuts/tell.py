@@ -106,7 +106,7 @@ def sentence(one: Judged) -> str:
     said += f"; it occurs in {share(v['here'])} of the images of the class and in {share(v['elsewhere'])} of the others"
     if np.isfinite(v["outside"]):
         said += f"; {share(v['outside'])} of its relevance lies outside the masks"
-    return f"{said}. p = {min(1.0, one.p):.2g}, uncorrected."
+    return f"{said}. p = {one.p:.2g}."
 
 
 def left_out(design: dict[str, Any]) -> Iterator[str]:
