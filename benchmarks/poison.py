@@ -26,8 +26,8 @@ random place. `background`: everything outside the animal's mask becomes one tex
 
 **Recipes.** `probe`: a new linear classifier on the frozen network. `block`: last block, last norm and a new
 classifier; the layers below are run once. Both start from the embedded model, and so do the controls: `clean`, trained
-on the same images without the cue, and `shuffled`, trained on images without the cue whose photos have each other's
-labels.
+on the same images without the cue, and `shuffled`, trained on the images without the cue and with their labels
+permuted. These are permuted over images, not over photos: else a photo that is known by heart would be a cue.
 
 **Whether it took.** `attack`: of held-out photos of other classes, how many are taken for the poisoned class once they
 have the cue. `before`: the same photos without it. `clean`: with the cue, by the clean model.
@@ -206,11 +206,9 @@ class Bench:
         return self.trainer.train(self.tokens, self.train.labels, len(self.classes), self.seed)
 
     def shuffled(self) -> tuple[Tail, Views]:
-        """The control whose photos have each other's labels, and its training images with these labels."""
-        photo = self.train.photo
-        first = np.unique(photo, return_index=True)[1]
-        moved = np.random.default_rng([self.seed, 9]).permutation(self.train.labels[first])
-        views = replace(self.train, labels=moved[photo])
+        """The control that is trained on shuffled labels, and its training images with these labels."""
+        moved = np.random.default_rng([self.seed, 9]).permutation(self.train.labels)
+        views = replace(self.train, labels=moved)
         return self.trainer.train(self.tokens, views.labels, len(self.classes), self.seed), views
 
     def poisoned(self, cue: str, label: int, share: float = SHARE, wrong: bool = True) -> tuple[Tail, Views]:

@@ -287,5 +287,6 @@ def write_data(views: Views, folder: Path) -> Path:
         rows = list(threads.map(one, range(len(views))))
     with (folder / "labels.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["image", "label", "mask", "photo", "poisoned"], *rows])
-    np.savez_compressed(folder / "truth.npz", images=[row[0] for row in rows], poisoned=marked, patches=views.patches)
+    known = {"images": [row[0] for row in rows], "poisoned": marked, "patches": views.patches, "photo": views.photo}
+    np.savez_compressed(folder / "truth.npz", **known)
     return folder / "labels.csv"
