@@ -147,7 +147,7 @@ def rows_of(clusters: pd.DataFrame, truth: Path) -> list[dict[str, Any]]:
         names = [Path(name).name for name in one["image_names"]]
         pairs = zip(names, one["places"])
         on_cue = [covered[name][np.asarray(places, int)] > 0 for name, places in pairs if len(places)]
-        row = {name: one.get(name) for name in COLUMNS}
+        row = finite({name: one.get(name) for name in COLUMNS})
         row["on_cue"] = float(np.concatenate(on_cue).mean()) if on_cue else 0.0
         row["with_cue"] = float(np.mean([covered[name].any() for name in names])) if names else 0.0
         row["photos"] = len({photo[name] for name in names})  # few: views of one photo, not a cue
@@ -280,7 +280,7 @@ def tables(told: dict[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinite numbers."""
+    """Without NaN and infinite numbers, which JSON does not have."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
