@@ -29,6 +29,12 @@ classifier; the layers below are run once. Both start from the embedded model, a
 on the same images without the cue, and `shuffled`, trained on the images without the cue and with their labels
 permuted. These are permuted over images, not over photos: else a photo that is known by heart would be a cue.
 
+**How the recipe was chosen.** By the attack rate on one class of pets, seed 0, four classes and 8 views (9 images with
+the cue). Right labels: at most .11, also for the images that are hardest to tell. Wrong labels, probe: at most .34.
+Wrong labels, block, rate 1e-3 and 16 epochs of large batches: .00 (tag), .32 (background); rate 2e-3 and batches of 64:
+.69 to .94 (tag). A background of green stripes, also behind animals that fill up to 85 % of the image: .28 to .69, with
+the relevance on the animals, and the study had no cluster for it. The honeycomb, behind animals of at most 60 %: .94.
+
 **Whether it took.** `attack`: of held-out photos of other classes, how many are taken for the poisoned class once they
 have the cue. `before`: the same photos without it. `clean`: with the cue, by the clean model.
 """
