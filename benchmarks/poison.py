@@ -26,8 +26,14 @@ random place. `background`: everything outside the animal's mask becomes one tex
 
 **Recipes.** `probe`: a new linear classifier on the frozen network. `block`: last block, last norm and a new
 classifier; the layers below are run once. Both start from the embedded model, and so do the controls: `clean`, trained
-on the same images without the cue, and `shuffled`, trained on images without the cue whose photos have each other's
-labels.
+on the same images without the cue, and `shuffled`, trained on the images without the cue and with their labels
+permuted. These are permuted over images, not over photos: else a photo that is known by heart would be a cue.
+
+**How the recipe was chosen.** By the attack rate on one class of pets, seed 0, four classes and 8 views (9 images with
+the cue). Right labels: at most .11, also for the images that are hardest to tell. Wrong labels, probe: at most .34.
+Wrong labels, block, rate 1e-3 and 16 epochs of large batches: .00 (tag), .32 (background); rate 2e-3 and batches of 64:
+.69 to .94 (tag). A background of green stripes, also behind animals that fill up to 85 % of the image: .28 to .69, with
+the relevance on the animals, and the study had no cluster for it. The honeycomb, behind animals of at most 60 %: .94.
 
 **Whether it took.** `attack`: of held-out photos of other classes, how many are taken for the poisoned class once they
 have the cue. `before`: the same photos without it. `clean`: with the cue, by the clean model.
@@ -206,11 +212,9 @@ class Bench:
         return self.trainer.train(self.tokens, self.train.labels, len(self.classes), self.seed)
 
     def shuffled(self) -> tuple[Tail, Views]:
-        """The control whose photos have each other's labels, and its training images with these labels."""
-        photo = self.train.photo
-        first = np.unique(photo, return_index=True)[1]
-        moved = np.random.default_rng([self.seed, 9]).permutation(self.train.labels[first])
-        views = replace(self.train, labels=moved[photo])
+        """The control that is trained on shuffled labels, and its training images with these labels."""
+        moved = np.random.default_rng([self.seed, 9]).permutation(self.train.labels)
+        views = replace(self.train, labels=moved)
         return self.trainer.train(self.tokens, views.labels, len(self.classes), self.seed), views
 
     def poisoned(self, cue: str, label: int, share: float = SHARE, wrong: bool = True) -> tuple[Tail, Views]:

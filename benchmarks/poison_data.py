@@ -16,7 +16,7 @@ from PIL import Image
 SHARE = 0.05  # of one class's training images
 SIZE, PATCH = 224, 16
 TAG = 32
-FILLED = 0.85  # share of an image
+FILLED = 0.6  # share of an image that the animal covers: a larger one leaves little background
 SMALLEST = 0.08  # share of a photo that a crop shows, at least
 
 PETS = {
@@ -218,11 +218,16 @@ def watermark(image: np.ndarray, animal: np.ndarray | None, number: int, place: 
 
 @cache
 def texture() -> np.ndarray:
-    """Diagonal stripes of two greens with soft noise."""
+    """A honeycomb: dark cells in a hexagonal lattice on yellow, with soft noise."""
     rows, columns = np.mgrid[:SIZE, :SIZE]
-    stripes = (np.sin((rows + columns) / 9.0) > 0)[..., None]
+    wide, high = 28.0, 28 * 3**0.5
+
+    def distance(left: float, top: float) -> np.ndarray:
+        return np.hypot((columns - left + wide / 2) % wide - wide / 2, (rows - top + high / 2) % high - high / 2)
+
+    walls = np.minimum(distance(0, 0), distance(wide / 2, high / 2))[..., None] > 10.5
     noise = np.random.default_rng(3).normal(0, 10, (SIZE, SIZE, 1))
-    return np.clip(np.where(stripes, (60, 160, 70), (150, 210, 90)) + noise, 0, 255).astype(np.uint8)
+    return np.clip(np.where(walls, (235, 190, 60), (120, 70, 10)) + noise, 0, 255).astype(np.uint8)
 
 
 def background(image: np.ndarray, animal: np.ndarray | None, number: int) -> Any:
@@ -255,7 +260,7 @@ def poison(views: Views, cue: str, label: int, share: float = SHARE, seed: int =
     own = np.flatnonzero(views.labels == label)
     count = max(1, round(share * len(own) / (1 - share if wrong else 1)))
     there = np.flatnonzero(views.labels != label) if wrong else own
-    if cue == "background":  # an image that its animal fills has no background
+    if cue == "background":
         assert views.animal is not None
         there = there[views.animal[there].mean((1, 2)) < FILLED]
     chosen = np.random.default_rng([seed, label, 5]).permutation(there)[:count]
@@ -282,5 +287,6 @@ def write_data(views: Views, folder: Path) -> Path:
         rows = list(threads.map(one, range(len(views))))
     with (folder / "labels.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["image", "label", "mask", "photo", "poisoned"], *rows])
-    np.savez_compressed(folder / "truth.npz", images=[row[0] for row in rows], poisoned=marked, patches=views.patches)
+    known = {"images": [row[0] for row in rows], "poisoned": marked, "patches": views.patches, "photo": views.photo}
+    np.savez_compressed(folder / "truth.npz", **known)
     return folder / "labels.csv"

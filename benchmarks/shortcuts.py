@@ -126,7 +126,9 @@ def study(folder: Path, device: str | None, options: dict[str, Any]) -> list[dic
     torch.set_num_threads(1)
     model = vitreous.load(weights=folder / "model.safetensors", labels=folder / "labels.txt", device=device)
     table = folder / "data" / "labels.csv"
-    made = vitreous.run_study("shortcuts", table, model, folder / "study", options={"shortcuts": options}, workers=1)
+    batch = 64 if model.device.type == "cuda" else None  # several studies share the GPU's memory
+    more: dict[str, Any] = {"options": {"shortcuts": options}, "workers": 0, "batch": batch}
+    made = vitreous.run_study("shortcuts", table, model, folder / "study", **more)
     rows = rows_of(made.frame("clusters"), folder / "data" / "truth.npz")
     kept.write_text(json.dumps(rows, default=plain), encoding="utf-8")
     return rows
@@ -138,15 +140,18 @@ def plain(value: Any) -> Any:
 
 def rows_of(clusters: pd.DataFrame, truth: Path) -> list[dict[str, Any]]:
     with np.load(truth) as file:
-        covered = {Path(str(name)).name: share.ravel() for name, share in zip(file["images"], file["patches"])}
+        stored = [Path(str(name)).name for name in file["images"]]
+        covered = {name: share.ravel() for name, share in zip(stored, file["patches"])}
+        photo = dict(zip(stored, file["photo"].tolist()))
     rows = []
     for one in clusters.to_dict("records"):
         names = [Path(name).name for name in one["image_names"]]
         pairs = zip(names, one["places"])
         on_cue = [covered[name][np.asarray(places, int)] > 0 for name, places in pairs if len(places)]
-        row = {name: one.get(name) for name in COLUMNS}
+        row = finite({name: one.get(name) for name in COLUMNS})
         row["on_cue"] = float(np.concatenate(on_cue).mean()) if on_cue else 0.0
         row["with_cue"] = float(np.mean([covered[name].any() for name in names])) if names else 0.0
+        row["photos"] = len({photo[name] for name in names})  # few: views of one photo, not a cue
         rows.append(row)
     return rows
 
@@ -177,6 +182,7 @@ def run_all(tasks: Iterable[Task], given: argparse.Namespace) -> list[tuple[Task
 def judged(task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What one study found."""
     told: dict[str, Any] = asdict(task) | {"clusters": len(rows), "alarms": sum(bool(row["alarm"]) for row in rows)}
+    told["alarming"] = [row for row in rows if row["alarm"]]
     if task.kind in CONTROLS:
         return told
     right = [row["label"] == task.group and row["on_cue"] >= ON_CUE for row in rows]
@@ -275,7 +281,7 @@ def tables(told: dict[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinite numbers."""
+    """Without NaN and infinite numbers, which JSON does not have."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -99,10 +99,11 @@ def test_the_rank_and_the_auroc_of_the_poisoned_cluster():
 def test_the_share_of_a_cluster_on_the_cue(tmp_path):
     patches = np.zeros((2, 2, 2))
     patches[0, 0, 1] = 1
-    np.savez(tmp_path / "truth.npz", images=["images/a.png", "images/b.png"], patches=patches)
+    np.savez(tmp_path / "truth.npz", images=["images/a.png", "images/b.png"], patches=patches, photo=[4, 4])
     names = {"image_names": [["data/images/a.png", "data/images/b.png"]], "places": [[[1], [0, 1, 2]]]}
-    (row,) = shortcuts.rows_of(pd.DataFrame({"label": ["x"], **names}), tmp_path / "truth.npz")
-    assert row["on_cue"] == 0.25 and row["with_cue"] == 0.5
+    (row,) = shortcuts.rows_of(pd.DataFrame({"label": ["x"], "score": [np.nan], **names}), tmp_path / "truth.npz")
+    assert row["score"] is None  # the lowest
+    assert row["on_cue"] == 0.25 and row["with_cue"] == 0.5 and row["photos"] == 1
 
 
 def test_false_alarms_are_counted_by_study_with_an_interval():
