@@ -51,6 +51,7 @@ class Judged:
     p: float = 1.0
     rank: int | None = None
     alarm: bool = False
+    among: int = 1  # clusters, for which p is corrected
 
 
 def measure(design: dict[str, Any], second: Rows) -> Measured:
@@ -91,7 +92,7 @@ def judge(design: dict[str, Any], found: Measured, options: Options) -> list[Jud
         one, tests = every[i], {**every[i].tests, "stands out": stands_out(scores, i)}
         known = bool(np.isfinite(scores[i]))
         alarm = known and p[i] * len(every) <= options.level
-        ranked.append(Judged(one.told, one.values, tests, p[i], rank if known else None, alarm))
+        ranked.append(Judged(one.told, one.values, tests, p[i], rank if known else None, alarm, len(every)))
     return ranked
 
 
