@@ -91,7 +91,7 @@ def told(ranked: Sequence[Judged]) -> Iterator[str]:
 def sentence(one: Judged) -> str:
     v, about = one.values, one.told
     small = ", few" if about["images"] < 5 else ""
-    said = f"{title(one).capitalize()} ({count_of(about['images'], 'image')}{small}): "
+    said = f"C{title(one)[1:]} ({count_of(about['images'], 'image')}{small}): "
     if not np.isfinite(v["score"]):
         return said + "could not be inserted, as there are no images of other classes with which to test it."
     said += (
