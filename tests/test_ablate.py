@@ -23,14 +23,22 @@ from vitreous import Model, OptionError, Unsupported
 from vitreous.errors import InputError
 from vitreous.images.preprocess import IMAGENET
 from vitreous.inspect.ablate.blocks import find_places
-from vitreous.inspect.ablate.effects import Effects, Measure, first_order, measure_effects, repeated, shares_prefix
+from vitreous.inspect.ablate.effects import (
+    Effects,
+    Measure,
+    averaged,
+    first_order,
+    measure_effects,
+    repeated,
+    shares_prefix,
+)
 from vitreous.inspect.ablate.prune import save_pruned
 from vitreous.inspect.ablate.sources import Source, mean_values, partner, readable, values_of
 from vitreous.inspect.ablate.study import Ablate, correlated, map_changes, method_of, without
 from vitreous.models import load as sources
 from vitreous.models.libraries import cropped
 from vitreous.plot.ablate import bars_figure, grid_figure, scatter_figure
-from vitreous.trace.target import Class, Top
+from vitreous.trace.target import Class, Top, as_target
 from vitreous.trace.trace import Trace
 
 HEADS = 2
@@ -101,6 +109,7 @@ def test_heads_are_those_of_a_hook_before_the_projection(name: str, by: str) -> 
             np.testing.assert_allclose(found[:, layer * HEADS + head], expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["zero", "mean"])
 def test_heads_of_multi_head_attention_are_those_of_its_weights(by: str) -> None:
     trace = trace_of("torchvision ViT")
@@ -143,6 +152,7 @@ def test_mlps_and_layers_are_those_of_hooks(what: str, by: str) -> None:
         np.testing.assert_allclose(found[:, layer], expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_all_heads_attention_gives_its_bias() -> None:
     trace = trace_of("HF ViT eager")
     places = find_places("heads", trace)
@@ -158,6 +168,7 @@ def test_without_all_heads_attention_gives_its_bias() -> None:
     torch.testing.assert_close(own.output[:, 1].double(), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_mlp_with_layer_scale_or_a_norm_behind_it_adds_nothing() -> None:
     net, size = windowed.swin_v2()
     model = Model(net.eval(), cropped(size, *IMAGENET), name="v2")
@@ -176,7 +187,13 @@ def test_an_mlp_with_layer_scale_or_a_norm_behind_it_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize("what", ["heads", "mlps", "layers"])
-@pytest.mark.parametrize("name", ["timm ViT", "sequence first", "timm Swin", "torchvision ViT"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "timm ViT",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("sequence first", "timm Swin", "torchvision ViT")),
+    ],
+)
 def test_nothing_ablated_changes_nothing(name: str, what: str) -> None:
     trace = trace_of(name)
     found = measured(trace, what)
@@ -185,6 +202,7 @@ def test_nothing_ablated_changes_nothing(name: str, what: str) -> None:
     assert torch.equal(own.output, trace.output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm ViT", "timm Swin", "sequence first"])
 def test_shared_prefixes_give_what_whole_runs_give(name: str) -> None:
     trace = trace_of(name)
@@ -291,6 +309,7 @@ def test_the_prediction_is_exact_where_the_rest_is_linear() -> None:
     assert np.abs(found.predicted[0][:, :2] - true[:, :2]).max() > 1e-4  # not so before the second layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["heads", "mlps", "layers"])
 def test_a_small_step_is_predicted(what: str) -> None:
     trace = Trace(Model(copy.deepcopy(zoo.network("timm ViT")).double()), zoo.images("timm ViT", 2).double())
@@ -300,6 +319,24 @@ def test_a_small_step_is_predicted(what: str) -> None:
     assert found.predicted is not None
     true = found.true[:, :, :2] - found.whole[:, None, :2]
     np.testing.assert_allclose(found.predicted.transpose(1, 2, 0), true, rtol=1e-2, atol=1e-10)
+
+
+def test_gradients_half_way_are_exact_for_a_parabola() -> None:
+    torch.manual_seed(0)
+    trace = Trace(Model(Tail().eval()), torch.randn(3, 3, 64, 64))
+    places = find_places("heads", trace)
+
+    def squared(output: Tensor, embedding: Tensor) -> Tensor:
+        return (output[:, 1] - 3) ** 2
+
+    measure = Measure(as_target(squared), None)
+    source = Source([torch.randn_like(one[:1]) for one in values_of(places, trace)])
+    found = measure_effects(places, trace, as_target(squared), source, control=False, predict=True, steps=1)
+    half = averaged(places, trace, measure, source, 1)
+    assert found.averaged is not None and np.array_equal(half, found.averaged, equal_nan=True)
+    together = without(places, trace, source, {(1, 0), (1, 1)})
+    true = squared(together.output, together.output) - squared(trace.output, trace.output)
+    np.testing.assert_allclose(half[0][:, 2:].sum(1), true.numpy(), rtol=1e-3)  # of all heads of the last layer
 
 
 def test_values_of_a_regression_have_no_probability() -> None:
@@ -340,6 +377,7 @@ def attribute_map(trace: Trace, declared: Any) -> Tensor:
     return attribute(trace, declared, Class(1), declared.check({})).map
 
 
+@pytest.mark.slow
 def test_how_maps_change() -> None:
     trace = trace_of("timm ViT", 2)
     alike, away = map_changes(find_places("layers", trace), trace, Class(1), Source())
@@ -350,6 +388,7 @@ def test_how_maps_change() -> None:
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what", "by"),
     [
@@ -402,6 +441,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what", "said"),
     [
@@ -418,13 +458,14 @@ def test_what_a_model_does_not_have_is_refused(name: str, what: str, said: str) 
 
 
 def test_options_are_checked() -> None:
-    for wrong in ({"what": "neurons"}, {"by": "noise"}, {"layers": 3}):
+    for wrong in ({"what": "neurons"}, {"by": "noise"}, {"layers": 3}, {"points": -1}):
         with pytest.raises(OptionError):
             Ablate.make(wrong)
     with pytest.raises(OptionError, match="choose heads, mlps or layers"):
         find_places("neurons", trace_of("timm ViT", 1))
 
 
+@pytest.mark.slow
 def test_mixed_heads_are_said() -> None:
     assert any("mixes its heads" in note for note in Ablate().check(zoo.model("timm CaiT")))
     assert Ablate().check(zoo.model("timm ViT")) == []
@@ -455,7 +496,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Model:
     return model
 
 
-@pytest.mark.parametrize("by", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("by", ["resample", *(pytest.param(by, marks=pytest.mark.slow) for by in ("zero", "mean"))])
 def test_a_data_set(photos: Path, small: Model, by: str, tmp_path: Path) -> None:
     found = vitreous.ablate(small, photos, "heads", by=by, out=tmp_path / "out", batch=2, shard=2, workers=0)
     assert found.names == tuple(f"{layer}.{head}" for layer in range(3) for head in range(2))
@@ -468,6 +509,7 @@ def test_a_data_set(photos: Path, small: Model, by: str, tmp_path: Path) -> None
     assert again.study.folder == found.study.folder
 
 
+@pytest.mark.slow
 def test_by_name_of_the_study(photos: Path, small: Model, tmp_path: Path) -> None:
     study = vitreous.run_study(
         "ablate", photos, small, tmp_path / "out", options={"ablate": {"what": "layers"}}, workers=0
@@ -476,10 +518,13 @@ def test_by_name_of_the_study(photos: Path, small: Model, tmp_path: Path) -> Non
     assert list(numbers["parts"]) == ["0", "1", "2"] and numbers["images"] == 6
 
 
+@pytest.mark.slow
 def test_least_and_saved(photos: Path, small: Model, tmp_path: Path) -> None:
     found = vitreous.ablate(small, photos, "heads", by="mean", out=tmp_path / "out", workers=0)
     order = found.table()["log_probability"].sort_values(ascending=False)
-    assert found.least(2) == list(order.index[:2]) and len(found.least(2, "predicted")) == 2
+    assert (
+        found.least(2) == list(order.index[:2]) and len(found.least(2, "predicted")) == len(found.least(2, "size")) == 2
+    )
     saved = found.save(tmp_path / "pruned.safetensors", prune=2)
     assert saved.removed == tuple(sorted(found.least(2))) and str(saved.file) in saved.said
     with pytest.raises(OptionError, match="either prune"):
@@ -494,13 +539,46 @@ def test_least_and_saved(photos: Path, small: Model, tmp_path: Path) -> None:
         found.figure("pie")
 
 
+@pytest.mark.slow
 def test_command(run: Command, photos: Path, small: Model, tmp_path: Path) -> None:
     file = tmp_path / "pruned.safetensors"
     ran = run("ablate", "heads", photos, "--by", "mean", "--no-control", "--save", file, "--remove", "0.1,2.0")
     assert ran.code == 0 and "costs most" in ran.out and "Predicted to first order" in ran.out
     assert "9.png: is not an image" in ran.err and "without 0.1, 2.0" in ran.err and file.is_file()
-    assert Path("vitreous-out").glob("ablate-*/figures/*.png")
+    assert list(Path("vitreous-out").glob("ablate-*/figures/*.png"))
     assert run("ablate", "layers", photos, "--json", "--target", "top-1").code == 0
+
+
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_is_finished(
+    run: Command, photos: Path, small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, times = Ablate.work, []
+
+    def stopping(kind: Ablate, scene: Any) -> Any:
+        times.append(scene)
+        if len(times) == 3:
+            raise KeyboardInterrupt
+        return work(kind, scene)
+
+    words = ("ablate", "mlps", photos, "--shard", 2, "--batch", 2, "--workers", 0)
+    monkeypatch.setattr(Ablate, "work", stopping)
+    stopped = run(*words)
+    assert stopped.code == 130 and "run the same command again to resume" in stopped.err
+    done = int(stopped.err.partition("stopped: ")[2].partition(" of")[0])
+    assert done >= 1
+    again = run(*words)
+    assert again.code == 0 and f"{done} of 4 shards are complete" in again.err
+
+
+@pytest.mark.slow
+def test_an_output_for_each_query_is_refused() -> None:
+    import detectors
+
+    trace = Trace(Model(detectors.yolos()), torch.randn(1, 3, 64, 64))
+    for what in ("heads", "mlps", "layers"):
+        with pytest.raises(Unsupported, match="whole images"):
+            find_places(what, trace)
 
 
 def test_command_refuses(run: Command, photos: Path, small: Model, tmp_path: Path) -> None:
@@ -519,6 +597,7 @@ def test_command_refuses(run: Command, photos: Path, small: Model, tmp_path: Pat
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
+@pytest.mark.slow
 def test_figures_do_not_collide() -> None:
     chance = np.random.default_rng(0)
     assert collisions(grid_figure(chance.normal(size=36), [3] * 12, "Change of accuracy", "points")) == []

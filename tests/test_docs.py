@@ -405,12 +405,15 @@ def player(
 
 LONG = (
     *(
+        "ablate.md",
         "bridges.md",
         "coming-from.md",
         "concepts.md",
+        "counterfactual.md",
         "dense.md",
         "features.md",
         "diff.md",
+        "discover.md",
         "inputs.md",
         "detection.md",
         "inspect.md",

@@ -121,7 +121,7 @@ def scatter_figure(
         raise InputError("there is no part to draw")
     wide = 3.6
     sheet = Sheet(LEFT + wide + RIGHT, ABOVE + wide + UNDER)
-    sheet.text("Predicted to first order, and true", 0.1, 0.17, sheet.width - 0.2, HEAD)
+    sheet.text("Predicted and true", 0.1, 0.17, sheet.width - 0.2, HEAD)
     sheet.text(f"{unit}; {said}", 0.1, 0.37, sheet.width - 0.2, QUIET)
     axes = placed(sheet, wide, wide)
     frame(axes)

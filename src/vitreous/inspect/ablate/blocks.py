@@ -145,12 +145,12 @@ class Layers(Places):
         blocks = self.trace.layout.blocks
 
         def watched() -> ExitStack:
-            stack, turns, given = ExitStack(), Counter[str](), dict[str, Tensor]()
+            stack, turns, given = ExitStack(), Counter[str](), dict[str, tuple[Tensor, Tensor, int]]()
 
             def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
                 tokens = args[0] if args else next(iter(kwargs.values()))
-                given[name] = tokens
-                copy = tokens.clone()  # a block may add to its input in place
+                copy = tokens.clone()
+                given[name] = tokens, copy, copy._version
                 return ((copy, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): copy})
 
             def leave(name: str, module: nn.Module, args: Any, out: Any) -> Any:
@@ -158,7 +158,9 @@ class Layers(Places):
                 layer = layers[turns[name] % len(layers)]
                 turns[name] += 1
                 after = out[0] if isinstance(out, tuple) else out
-                other = seen(layer, given.pop(name), after)
+                tokens, copy, version = given.pop(name)
+                before = copy if copy._version == version else tokens  # unless the block added to it in place
+                other = seen(layer, before, after)
                 return None if other is None else (other, *out[1:]) if isinstance(out, tuple) else other
 
             for name in dict.fromkeys(blocks):

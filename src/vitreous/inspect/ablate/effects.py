@@ -2,6 +2,7 @@
 
 true        y(Õ_p) − y(O)                    a forward pass for each part p, from its layer on
 predicted   Σ ∂y/∂O_p · (Õ_p − O_p)          a backward pass for all parts at once (attribution patching)
+averaged    the same, the gradient taken half-way   a backward pass for each layer, whose parts all move half-way to Õ
 """
 
 from __future__ import annotations
@@ -74,14 +75,23 @@ class Effects:
     true: Float[np.ndarray, "B parts 3"]
     control: Float[np.ndarray, "B parts 3"] | None  # the same after a step of the same length in a random direction
     predicted: Float[np.ndarray, "2 B parts"] | None  # changes of score and log-probability
+    averaged: Float[np.ndarray, "2 B parts"] | None
     unchanged: Float[np.ndarray, "B"]  # |change of the score| in a run that changes nothing
 
 
 def measure_effects(
-    places: Places, trace: Trace, target: Target, source: Source, *, control: bool, predict: bool, seed: int = 0
+    places: Places,
+    trace: Trace,
+    target: Target,
+    source: Source,
+    *,
+    control: bool,
+    predict: bool,
+    steps: int = 0,
+    seed: int = 0,
 ) -> Effects:
-    """The effects of every ablation on the images of a trace."""
-    measure = Measure.of(trace, target)
+    """The effects of every ablation on the images of a trace; `steps`: at how many points gradients are averaged."""
+    measure, predict = Measure.of(trace, target), predict and trace.model.has_gradients
     rows = range(len(trace))
     whole = measure.read(trace.whole(), rows).cpu().numpy()
     shares = shares_prefix(places)
@@ -100,7 +110,8 @@ def measure_effects(
         whole,
         each["true"],
         each.get("control"),
-        first_order(places, trace, measure, source) if predict and trace.model.has_gradients else None,
+        first_order(places, trace, measure, source) if predict else None,
+        averaged(places, trace, measure, source, steps) if predict and steps else None,
         np.abs(same[:, 0] - whole[:, 0]),
     )
 
@@ -218,27 +229,45 @@ def shares_prefix(places: Places) -> bool:
 
 def first_order(places: Places, trace: Trace, measure: Measure, source: Source) -> np.ndarray:
     """Σ ∂y/∂O_p · (Õ_p − O_p) of every image and part, for the score and the log-probability: [2 B parts]."""
-    values: dict[int, Tensor] = {}
+    return np.concatenate([one for _, one in sorted(sloped(places, trace, measure, source, 0.0).items())], 2)
+
+
+def averaged(places: Places, trace: Trace, measure: Measure, source: Source, steps: int) -> np.ndarray:
+    """The same by the mean gradient at points on the way of each layer, all its parts together, from O to Õ."""
+    made = []
+    for layer, count in enumerate(places.parts):
+        if count:
+            ways = [(step + 0.5) / steps for step in range(steps)]
+            each = [sloped(places, trace, measure, source, way, layer)[layer] for way in ways]
+            made.append(np.mean(each, 0))
+    return np.concatenate(made, 2)
+
+
+def sloped(
+    places: Places, trace: Trace, measure: Measure, source: Source, way: float, only: int | None = None
+) -> dict[int, np.ndarray]:
+    """∂y/∂O_p · (Õ_p − O_p) of every layer, or of one, a part of the way from O to Õ; one backward pass for each y."""
+    steps: dict[int, Tensor] = {}
     leaves: dict[int, Tensor] = {}
 
     def mark(layer: int, found: Tensor) -> Tensor:
-        values[layer] = found.detach()
-        leaves[layer] = torch.zeros_like(found).requires_grad_()
-        return found + leaves[layer]
+        values = found.detach()
+        steps[layer] = source.of(layer, values) - values
+        leaves[layer] = torch.zeros_like(values).requires_grad_()
+        begun = found if only is None else values + way * steps[layer]
+        return begun + leaves[layer]
 
     rows = list(range(len(trace)))
-    run = trace.run(trace.images, places.edited(Run.from_pixels().unseen().of(rows), mark, len(trace)))
+    how = Run.from_pixels().unseen().of(rows)
+    run = trace.run(trace.images, places.edited(how, mark, len(trace), only))
     with torch.enable_grad():
         scores = measure.both(run, rows)
-    made = []
+    made: dict[int, list[np.ndarray]] = {layer: [] for layer in steps}
     for y in scores:
-        grads = dict(zip(leaves, gradients(y, list(leaves.values()))))
-        each = [predicted(grads[layer], values[layer], source, layer) for layer in sorted(values)]
-        made.append(torch.cat(each, 1).double().cpu().numpy())
-    return np.stack([made[0], made[1] if len(made) > 1 else np.full_like(made[0], np.nan)])
-
-
-def predicted(grad: Tensor, values: Tensor, source: Source, layer: int) -> Tensor:
-    """[B parts]."""
-    step = widen(source.of(layer, values)) - widen(values)
-    return (widen(grad) * step).flatten(2).sum(-1)
+        for layer, grad in zip(leaves, gradients(y, list(leaves.values()))):
+            moved = (widen(grad) * widen(steps[layer])).flatten(2).sum(-1)  # [B parts]
+            made[layer].append(moved.double().cpu().numpy())
+    missing = [np.full_like(one[0], np.nan) for one in made.values()]
+    return {
+        layer: np.stack([*one, *([none] if len(one) < 2 else [])]) for (layer, one), none in zip(made.items(), missing)
+    }

@@ -36,7 +36,8 @@ class Worth:
     unchanged: float
     changes: dict[str, Series]  # accuracy, probability, log_probability, score, and of maps
     control: dict[str, Series]
-    predicted: dict[str, Series]  # score, log_probability
+    predicted: dict[str, Series]  # score, log_probability; by one backward pass
+    averaged: dict[str, Series]  # the same by the gradients half-way
     seed: int = 0
 
     @property
@@ -51,21 +52,36 @@ class Worth:
     def mean(self, name: str) -> Float[np.ndarray, "P"]:
         return mean_of(self.changes[name])
 
-    def importance(self, predicted: bool = False) -> Float[np.ndarray, "P"]:
-        """How far the log-probability (or score) falls without each part."""
-        return -mean_of((self.predicted if predicted else self.changes)[self.measured])
+    def importance(self, rank: str = "true") -> Float[np.ndarray, "P"]:
+        """How far the log-probability (or score) falls without each part: true, predicted, or its size."""
+        if rank == "size":
+            return mean_of(np.abs(self.predicted[self.measured]))
+        return -mean_of((self.best if rank == "predicted" else self.changes)[self.measured])
+
+    @property
+    def best(self) -> dict[str, Series]:
+        """The better prediction that was made."""
+        return self.averaged if np.isfinite(self.averaged[self.measured]).any() else self.predicted
 
     @cached_property
     def ends(self) -> dict[str, Float[np.ndarray, "2 P"]]:
         """The 95 % interval of each mean change."""
         return {name: intervals(values, self.seed) for name, values in self.changes.items()}
 
-    def agreement(self, name: str | None = None) -> dict[str, Any] | None:
-        """Pearson's r and Spearman's ρ of predicted and true mean changes; r with its interval over images."""
+    def agreement(
+        self, name: str | None = None, *, averaged: bool | None = None, size: bool = False
+    ) -> dict[str, Any] | None:
+        """Pearson's r and Spearman's ρ of predicted and true mean changes; r with its interval over images.
+
+        `averaged`: by gradients half-way or by first order; None: by the better that was made. `size`: of the mean
+        |changes|.
+        """
         name = name or self.measured
-        true, told = self.changes[name], self.predicted.get(name)
-        if told is None or not np.isfinite(told).any() or len(true) < 3:
+        made = self.best if averaged is None else self.averaged if averaged else self.predicted
+        true, told = self.changes[name], made[name]
+        if not np.isfinite(told).any() or len(true) < 3:
             return None
+        true, told = (np.abs(true), np.abs(told)) if size else (true, told)
         one, other = mean_of(true), mean_of(told)
         found = {"r": float(pearson(one, other)), "rho": float(stats.spearmanr(one, other).statistic)}
         drawn = resampled_means(np.concatenate([true, told]), self.seed)
@@ -116,11 +132,11 @@ def worth_of(kind: Any, study: Rows) -> Worth:
     layers = [(layer, part) for layer, count in enumerate(parts) for part in range(count)]
     names = tuple(f"{layer}.{part}" if kind.what == "heads" else str(layer) for layer, part in layers)
     right = np.where(known, answer == wanted, np.nan)
-    predicted = {name: many(f"{name}_predicted") for name in ("score", "log_probability")}
+    made = [{name: many(f"{name}_{way}") for name in ("score", "log_probability")} for way in ("predicted", "averaged")]
     unchanged = one("unchanged")
     most = float(np.nanmax(unchanged)) if np.isfinite(unchanged).any() else float("nan")
     labelled = bool(named.any())
-    return Worth(names, parts, kind.what, kind.by, labelled, right, most, true, control, predicted, study.seed)
+    return Worth(names, parts, kind.what, kind.by, labelled, right, most, true, control, *made, study.seed)
 
 
 def ablate_findings(kind: Any, study: Rows) -> Findings:
@@ -148,11 +164,14 @@ def sentences(worth: Worth, order: np.ndarray) -> tuple[str, list[str]]:
         told.append(
             f"{len(harmless)} of {len(worth.names)} raise the {words(worth.measured)} when gone: {named_parts}."
         )
-    if (found := worth.agreement()) is not None:
+    what = f"with the true mean change of {words(worth.measured)}, over {len(worth.names)} {worth.what}"
+    if (found := worth.agreement(averaged=False)) is not None:
+        size = worth.agreement(averaged=False, size=True)
+        more = "" if size is None else f"; of their sizes {agreed_words(size)}"
+        told.append(f"Predicted to first order (one backward pass): {agreed_words(found)} {what}{more}.")
+    if (found := worth.agreement(averaged=True)) is not None:
         told.append(
-            f"Predicted to first order: r = {found['r']:.2f} [{found['low']:.2f}, {found['high']:.2f}], "
-            f"Spearman {found['rho']:.2f} with the true mean change of {words(worth.measured)}, over "
-            f"{len(worth.names)} {worth.what}."
+            f"Predicted by gradients half-way (one backward pass for each layer): {agreed_words(found)} {what}."
         )
     if np.isfinite(worth.control[worth.measured]).any():
         mine, other = (np.abs(mean_of(side[worth.measured])).mean() for side in (worth.changes, worth.control))
@@ -162,6 +181,10 @@ def sentences(worth: Worth, order: np.ndarray) -> tuple[str, list[str]]:
         )
     told.append(f"A run that changes nothing moves the score by at most {worth.unchanged:.1g}.")
     return lead, told
+
+
+def agreed_words(found: dict[str, Any]) -> str:
+    return f"r = {found['r']:.2f} [{found['low']:.2f}, {found['high']:.2f}], Spearman {found['rho']:.2f}"
 
 
 def words(name: str) -> str:
@@ -198,7 +221,7 @@ def table_of(worth: Worth, order: Sequence[int] | np.ndarray) -> Table:
     head += ["predicted", "random step"]
     maps = "map_correlation" in worth.changes
     head += ["map ρ", "map distance"] if maps else []
-    told, control = mean_of(worth.predicted[worth.measured]), mean_of(worth.control[worth.measured])
+    told, control = mean_of(worth.best[worth.measured]), mean_of(worth.control[worth.measured])
     rows = []
     for i in map(int, order[:SHOWN]):
         row = [worth.names[i]]
@@ -228,13 +251,13 @@ def charts_of(worth: Worth) -> list[Chart]:
         draw = partial(
             scatter_figure,
             worth.names,
-            mean_of(worth.predicted[worth.measured]),
+            mean_of(worth.best[worth.measured]),
             worth.mean(worth.measured),
             worth.ends[worth.measured],
             f"change of {words(worth.measured)}",
-            f"r = {agreed['r']:.2f} [{agreed['low']:.2f}, {agreed['high']:.2f}], Spearman {agreed['rho']:.2f}",
+            agreed_words(agreed),
         )
-        said = "One backward pass for all parts, against a forward pass for each; a point on the line is exact."
+        said = "A few backward passes for all parts, against a forward pass for each; a point on the line is exact."
         found.append(Chart("predicted-and-true", "Predicted and true", said, draw))
     return found
 
@@ -257,12 +280,19 @@ def numbers_of(worth: Worth) -> dict[str, Any]:
         for key, values in worth.changes.items():
             low, high = finite(worth.ends[key][:, i])
             row[key] = {"mean": finite(mean_of(values))[i], "low": low, "high": high}
-        for key, values in worth.predicted.items():
-            row[f"{key}_predicted"] = finite(mean_of(values))[i]
+        for way, made in (("predicted", worth.predicted), ("averaged", worth.averaged)):
+            row |= {f"{key}_{way}": finite(mean_of(values))[i] for key, values in made.items()}
         for key in ("accuracy", "probability", "log_probability", "score"):
             row[f"{key}_control"] = finite(mean_of(worth.control[key]))[i]
         each[name] = row
-    agreed = {name: worth.agreement(name) for name in ("score", "log_probability")}
+    agreed = {
+        name: {
+            "first_order": worth.agreement(name, averaged=False),
+            "first_order_size": worth.agreement(name, averaged=False, size=True),
+            "averaged": worth.agreement(name, averaged=True),
+        }
+        for name in ("score", "log_probability")
+    }
     base = finite(np.array([mean_of(worth.right)]))[0]
     return {
         "what": worth.what,

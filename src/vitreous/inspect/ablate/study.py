@@ -52,6 +52,7 @@ class Ablate(Kind):
     by: str = "zero"
     control: bool = True
     maps: bool = False
+    points: int = 1
     seed: int = 0
 
     @classmethod
@@ -64,6 +65,8 @@ class Ablate(Kind):
         for value, choices in ((made.what, KINDS), (made.by, BY)):
             if value not in choices:
                 raise OptionError(f"{value!r} cannot be ablated, or not so; choose {one_of(choices)}")
+        if made.points < 0:
+            raise OptionError(f"points={made.points}: give the number of gradients to average, 0 for none")
         return made
 
     @property
@@ -81,7 +84,7 @@ class Ablate(Kind):
         found: dict[str, pyarrow.DataType] = dict.fromkeys((*NUMBERS, "unchanged"), one)
         found |= {f"{name}_without": many for name in NUMBERS}
         found |= {f"{name}_control": many for name in NUMBERS}
-        found |= {"score_predicted": many, "log_probability_predicted": many}
+        found |= {f"{name}_{ending}": many for name in NUMBERS[:2] for ending in ("predicted", "averaged")}
         return found | {"map_correlation": many, "map_distance": many}
 
     def check(self, model: Model) -> list[str]:
@@ -103,9 +106,8 @@ class Ablate(Kind):
         with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
             places = find_places(self.what, trace)
             source = self.source(scene, places)
-            found = measure_effects(
-                places, trace, scene.target, source, control=self.control, predict=True, seed=self.seed
-            )
+            asked: dict[str, Any] = {"control": self.control, "predict": True, "steps": self.points, "seed": self.seed}
+            found = measure_effects(places, trace, scene.target, source, **asked)
             changes = map_changes(places, trace, scene.target, source) if self.maps else None
         return {"ablate": Outcome(values_in(found, changes), told={"parts": list(places.parts)})}
 
@@ -158,9 +160,9 @@ def values_in(found: Effects, changes: tuple[np.ndarray, np.ndarray] | None) -> 
         values[f"{name}_without"] = list(found.true[:, :, i])
         if found.control is not None:
             values[f"{name}_control"] = list(found.control[:, :, i])
-    if found.predicted is not None:
-        for name, one in zip(("score_predicted", "log_probability_predicted"), found.predicted):
-            values[name] = list(one)
+    for ending, both in (("predicted", found.predicted), ("averaged", found.averaged)):
+        if both is not None:
+            values |= {f"{name}_{ending}": list(one) for name, one in zip(NUMBERS, both)}
     if changes is not None:
         values |= {"map_correlation": list(changes[0]), "map_distance": list(changes[1])}
     return values
