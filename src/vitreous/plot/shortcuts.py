@@ -90,7 +90,7 @@ def contact_figure(tiles: Sequence[Tile], title: str, told: str) -> Figure:
         mapped = overlay(tile.map, tile.photo, signed=bool((tile.map < 0).any()), box=tile.box)
         for row, picture in enumerate((tile.close, tile.marked, mapped)):
             framed(sheet, picture, x, MARGIN + TITLE + row * (height + GAP), CELL, height)
-        sheet.text(tile.name, x, MARGIN + TITLE + 3 * (height + GAP) + 0.06, CELL, SMALL)
+        sheet.text(tile.name.rpartition("/")[2], x, MARGIN + TITLE + 3 * (height + GAP) + 0.06, CELL, SMALL)
     return sheet.figure
 
 

@@ -55,6 +55,7 @@ class Judged:
     p: float = 1.0
     rank: int | None = None
     alarm: bool = False
+    among: int = 1  # clusters, for which p is corrected
 
 
 def measure(design: dict[str, Any], second: Rows) -> Measured:
@@ -94,7 +95,8 @@ def judge(design: dict[str, Any], found: Measured, options: Options) -> list[Jud
         one, tests = every[i], {**every[i].tests, "stands out": stands_out(scores, i)}
         known = bool(np.isfinite(scores[i]))
         p = alarm_p(tests, len(every))
-        ranked.append(Judged(one.told, one.values, tests, p, rank if known else None, known and p <= options.level))
+        alarm = known and p <= options.level
+        ranked.append(Judged(one.told, one.values, tests, p, rank if known else None, alarm, len(every)))
     return ranked
 
 

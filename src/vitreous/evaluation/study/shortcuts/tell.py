@@ -91,13 +91,13 @@ def told(ranked: Sequence[Judged]) -> Iterator[str]:
 def sentence(one: Judged) -> str:
     v, about = one.values, one.told
     small = ", few" if about["images"] < 5 else ""
-    said = f"{title(one).capitalize()} ({count_of(about['images'], 'image')}{small}): "
+    said = f"C{title(one)[1:]} ({count_of(about['images'], 'image')}{small}): "
     if not np.isfinite(v["score"]):
         return said + "could not be inserted, as there are no images of other classes with which to test it."
     said += (
         f"inserted into {int(v['insertions'])} images of other classes, it adds {number(v['inserted'])} to the "
-        f"probability of the class, {number(v['score'])} {span((v['score_low'], v['score_high']))} more than ordinary "
-        f"parts of the class, and turns {share(v['flips'])} of the answers"
+        f"probability of the class, {both(v, 'gain')} more than ordinary parts of the class, and turns "
+        f"{share(v['flips'])} of the answers (score {both(v, 'score')})"
     )
     if np.isfinite(v["confidence_change"]):
         ends = v["confidence_change_low"], v["confidence_change_high"]
@@ -106,7 +106,7 @@ def sentence(one: Judged) -> str:
     said += f"; it occurs in {share(v['here'])} of the images of the class and in {share(v['elsewhere'])} of the others"
     if np.isfinite(v["outside"]):
         said += f"; {share(v['outside'])} of its relevance lies outside the masks"
-    return f"{said}. p = {one.p:.2g}."
+    return f"{said}. p = {one.p:.2g}, corrected for {one.among} clusters."
 
 
 def left_out(design: dict[str, Any]) -> Iterator[str]:
