@@ -312,6 +312,11 @@ def test_images_that_all_fail_are_an_error(run: Run, tmp_path: Path, loaded: Non
     assert ran.code == 2 and "is not an image" in ran.err and "No image could be compared" in ran.out
 
 
+def test_an_architecture_without_weights_is_refused(run: Run, bright: Path) -> None:
+    ran = run("diff", "none.safetensors", "other.safetensors", bright, "--model", "vit_tiny_patch16_224")
+    assert ran.code == 2 and "neither none.safetensors nor other.safetensors is a file of weights" in ran.err
+
+
 def test_the_sides_of_a_comparison(tmp_path: Path) -> None:
     file = tmp_path / "w.safetensors"
     file.write_bytes(b"")
@@ -329,6 +334,8 @@ def test_what_cannot_be_compared_is_refused(bright: Path, tmp_path: Path) -> Non
         vitreous.diff(reads("middle"), reads("sides"), bright, tmp_path, metric="sparsity")
     with pytest.raises(OptionError, match="options for gae"):
         vitreous.diff(reads("middle"), reads("sides"), bright, tmp_path, options={"gae": {}})
+    with pytest.raises(OptionError, match=r"vitreous\.diff, and a command: vitreous diff"):
+        vitreous.run_study("diff", bright, reads("middle"), tmp_path)
     with pytest.raises(OptionError, match="max_moved=2: give a number from 0 to 1"):
         Limits(max_moved=2)
     value = Model(zoo.network("timm ViT"), cropped((64, 64), *IMAGENET), output="value", name="value")
