@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--classes", type=int, default=3, help="poisoned classes for each data set, cue and seed")
-    parser.add_argument("--each", type=int, default=100, help="images of a class that the study sees, at most")
+    parser.add_argument("--each", type=int, default=120, help="images of a class that the study sees, at most")
     parser.add_argument("--views", type=int, default=24, help="training images of a photo")
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=max(1, min(12, (os.cpu_count() or 1) - 2)))
@@ -302,7 +302,7 @@ def main() -> None:
         print(tables(json.loads(given.out.read_text(encoding="utf-8"))))
         return
     if given.quick:
-        given.seeds, given.classes, given.views, given.epochs, given.each = 1, 1, 4, 10, 30
+        given.seeds, given.classes, given.views, given.epochs, given.each = 1, 1, 4, 10, 24
     sets = {} if given.pets is None else {"pets": read_pets(given.pets)}
     sets |= {} if given.images is None else {"imagenet": read_imagenet(given.images)}
     if not sets:

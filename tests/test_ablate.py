@@ -458,7 +458,7 @@ def test_what_a_model_does_not_have_is_refused(name: str, what: str, said: str) 
 
 
 def test_options_are_checked() -> None:
-    for wrong in ({"what": "neurons"}, {"by": "noise"}, {"layers": 3}):
+    for wrong in ({"what": "neurons"}, {"by": "noise"}, {"layers": 3}, {"points": -1}):
         with pytest.raises(OptionError):
             Ablate.make(wrong)
     with pytest.raises(OptionError, match="choose heads, mlps or layers"):
@@ -522,7 +522,9 @@ def test_by_name_of_the_study(photos: Path, small: Model, tmp_path: Path) -> Non
 def test_least_and_saved(photos: Path, small: Model, tmp_path: Path) -> None:
     found = vitreous.ablate(small, photos, "heads", by="mean", out=tmp_path / "out", workers=0)
     order = found.table()["log_probability"].sort_values(ascending=False)
-    assert found.least(2) == list(order.index[:2]) and len(found.least(2, "predicted")) == 2
+    assert (
+        found.least(2) == list(order.index[:2]) and len(found.least(2, "predicted")) == len(found.least(2, "size")) == 2
+    )
     saved = found.save(tmp_path / "pruned.safetensors", prune=2)
     assert saved.removed == tuple(sorted(found.least(2))) and str(saved.file) in saved.said
     with pytest.raises(OptionError, match="either prune"):

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitreous.cli.arguments import DataSet
+from vitreous.cli.arguments import DataSet, Targets
 from vitreous.cli.groups import grouped
-from vitreous.cli.study import Engine, Sources, carry_out, models
+from vitreous.cli.study import Engine, Sources, carry_out, models, split
 from vitreous.errors import OptionError
 
 app = typer.Typer(
@@ -24,18 +24,16 @@ class Ablating:
     """What takes the place of a part, and what is measured."""
 
     by: Annotated[str, typer.Option("--by", help="What takes its place: zero, mean or resample.")] = "zero"
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", help="label, top-1, a class, …; default: the label, else top-1.")
-    ] = None
+    target: Targets = None
     control: Annotated[
         bool, typer.Option("--control/--no-control", help="Also a step of the same length in a random direction.")
     ] = True
     maps: Annotated[
         bool, typer.Option("--maps", help="Also how the class-specific map changes: a map for each part and image.")
     ] = False
-    steps: Annotated[
+    points: Annotated[
         int,
-        typer.Option("--steps", help="Points at which gradients are averaged to predict; 0: first order only.", min=0),
+        typer.Option("--points", help="Points at which gradients are averaged to predict; 0: first order only.", min=0),
     ] = 1
 
 
@@ -46,9 +44,13 @@ class Pruning:
     save: Annotated[
         Path | None, typer.Option("--save", help="Write a checkpoint without some parts: FILE.safetensors.")
     ] = None
-    prune: Annotated[int | None, typer.Option("--prune", help="Without so many, those that are needed least.")] = None
+    prune: Annotated[
+        int | None, typer.Option("--prune", help="How many parts it lacks: those that are needed least.")
+    ] = None
     remove: Annotated[str | None, typer.Option("--remove", help="Without these: 3.1,5.0 are heads, 3,5 others.")] = None
-    rank: Annotated[str, typer.Option("--rank", help="Needed least by the true or the predicted change.")] = "true"
+    rank: Annotated[
+        str, typer.Option("--rank", help="Needed least by the true or predicted change, or by its size.")
+    ] = "true"
 
     def check(self) -> None:
         if self.save is None and (self.prune is not None or self.remove is not None):
@@ -99,14 +101,14 @@ def run(what: str, data: str, sources: Sources, ablating: Ablating, pruning: Pru
         "by": ablating.by,
         "control": ablating.control,
         "maps": ablating.maps,
-        "steps": ablating.steps,
+        "points": ablating.points,
     }
     with limit_memory(sources.memory):
         planned, model, found = planned_ablation(
             given[0],
             data,
             {**options, "seed": engine.seed},
-            ablating.target,
+            split(ablating.target),
             inputs=engine.inputs,
             choice={"limit": engine.limit, "sample": engine.sample, "seed": engine.seed},
             batch=engine.batch,

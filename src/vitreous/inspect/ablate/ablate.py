@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-RANKS = ("true", "predicted")
+RANKS = ("true", "predicted", "size")
 CHECKED = 8  # images on which a pruned checkpoint is compared with the ablated network
 
 
@@ -99,12 +99,15 @@ class Ablation:
         return charts[name or next(iter(charts))].draw()
 
     def least(self, count: int, rank: str = "true") -> list[str]:
-        """The parts that are needed least: those whose loss lowers the log-probability (or score) least."""
+        """The parts that are needed least: those whose loss lowers the log-probability (or score) least.
+
+        `rank`: by the true change, the predicted one, or the mean size of what first order predicts for an image.
+        """
         if rank not in RANKS:
             raise OptionError(f"rank={rank!r}: choose {one_of(RANKS)}")
         if not 0 < count < len(self.names):
             raise OptionError(f"prune={count}: {self.model.name} has {len(self.names)} {self.kind.what}")
-        order = np.argsort(self.worth.importance(rank == "predicted"), kind="stable")
+        order = np.argsort(self.worth.importance(rank), kind="stable")
         return [self.names[i] for i in order[:count]]
 
     def save(
@@ -144,7 +147,7 @@ def ablate(
     target: Any = None,
     control: bool = True,
     maps: bool = False,
-    steps: int = 1,
+    points: int = 1,
     limit: int | None = None,
     sample: int | None = None,
     seed: int = 0,
@@ -159,14 +162,14 @@ def ablate(
 
     `what`: "heads", "mlps" or "layers". `by`: "zero", "mean" (over the data set, at each position) or "resample" (the
     value of another image). `control`: also a step of the same length in a random direction. `maps`: also how the
-    class-specific map of each image changes, which takes a map for each part and image. `steps`: at how many points
-    between O and Õ gradients are averaged for the second prediction; 0: first order only. Results are stored below
-    `out` as they come, and resumed by the same call.
+    class-specific map of each image changes, which takes a map for each part and image. `points`: how many gradients
+    between O and Õ are averaged for the second prediction; 0: first order only. Results are stored below `out` as they
+    come, and resumed by the same call.
     """
     planned, loaded, found = planned_ablation(
         as_source(model),
         data,
-        {"what": what, "by": by, "control": control, "maps": maps, "steps": steps, "seed": seed},
+        {"what": what, "by": by, "control": control, "maps": maps, "points": points, "seed": seed},
         target,
         inputs=inputs,
         choice={"limit": limit, "sample": sample, "seed": seed},

@@ -52,9 +52,11 @@ class Worth:
     def mean(self, name: str) -> Float[np.ndarray, "P"]:
         return mean_of(self.changes[name])
 
-    def importance(self, predicted: bool = False) -> Float[np.ndarray, "P"]:
-        """How far the log-probability (or score) falls without each part."""
-        return -mean_of((self.best if predicted else self.changes)[self.measured])
+    def importance(self, rank: str = "true") -> Float[np.ndarray, "P"]:
+        """How far the log-probability (or score) falls without each part: true, predicted, or its size."""
+        if rank == "size":
+            return mean_of(np.abs(self.predicted[self.measured]))
+        return -mean_of((self.best if rank == "predicted" else self.changes)[self.measured])
 
     @property
     def best(self) -> dict[str, Series]:

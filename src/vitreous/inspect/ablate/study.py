@@ -52,7 +52,7 @@ class Ablate(Kind):
     by: str = "zero"
     control: bool = True
     maps: bool = False
-    steps: int = 1
+    points: int = 1
     seed: int = 0
 
     @classmethod
@@ -65,8 +65,8 @@ class Ablate(Kind):
         for value, choices in ((made.what, KINDS), (made.by, BY)):
             if value not in choices:
                 raise OptionError(f"{value!r} cannot be ablated, or not so; choose {one_of(choices)}")
-        if made.steps < 0:
-            raise OptionError(f"steps={made.steps}: give the number of gradients to average, 0 for none")
+        if made.points < 0:
+            raise OptionError(f"points={made.points}: give the number of gradients to average, 0 for none")
         return made
 
     @property
@@ -106,7 +106,7 @@ class Ablate(Kind):
         with torch.inference_mode(False), torch.autocast(device, enabled=False), torch.no_grad():
             places = find_places(self.what, trace)
             source = self.source(scene, places)
-            asked: dict[str, Any] = {"control": self.control, "predict": True, "steps": self.steps, "seed": self.seed}
+            asked: dict[str, Any] = {"control": self.control, "predict": True, "steps": self.points, "seed": self.seed}
             found = measure_effects(places, trace, scene.target, source, **asked)
             changes = map_changes(places, trace, scene.target, source) if self.maps else None
         return {"ablate": Outcome(values_in(found, changes), told={"parts": list(places.parts)})}
