@@ -41,7 +41,7 @@ from vitreous.evaluation.diff.pairs import Pair
 RESULTS = Path(__file__).parent / "results" / "diff.json"
 SIZES = (25, 50, 100, 200)
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.0)
-DRAWN = 100  # sets of each size
+DRAWN = 50  # sets of each size
 VIEWS = 4  # test images of a photo
 MAIN = 0.5  # the share of the figure and of the command
 QUICK: Any = {"workers": 0}  # few images: processes that read them would take longer to start
@@ -88,7 +88,7 @@ def same(args: argparse.Namespace, sets: dict[str, Path]) -> list[dict[str, Any]
     rows = []
     answers: dict[str, list[Any]] = {}
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    limit = args.limit or 24
+    limit = args.limit or 16
     for name, data in sets.items():
         for device in devices:
             for batch in (1, 3, 7, 16):
@@ -132,9 +132,8 @@ def smaller(args: argparse.Namespace, sets: dict[str, Path]) -> list[dict[str, A
             change(net)
             other = vitreous.Model(net, whole.preprocess, whole.labels, name=what)
             out = args.out / f"smaller-{name}"
-            rows.append(
-                numbers(vitreous.diff(whole, other, data, out, limit=args.limit, **QUICK), data=name, what=what)
-            )
+            made = vitreous.diff(whole, other, data, out, limit=args.limit or 200, **QUICK)
+            rows.append(numbers(made, data=name, what=what))
     return rows
 
 
@@ -365,9 +364,20 @@ def figure(found: dict[str, Any], file: Path) -> None:
     for (data, cue, what), share, each in curves(found["poison"]):
         if share == MAIN and not all(np.isnan(each)):
             mean = np.array(each)
-            lines[f"{what}, {data}, {cue}"] = Curve(SIZES, mean, mean, mean)
+            short = {"watermark": "tag", "background": "texture"}.get(cue, cue)
+            name = f"{data}, {short}" if what == "poisoned" else f"clean {data}"
+            lines.setdefault(name, Curve(SIZES, mean, mean, mean))  # of the control, the first cue
     title = f"Sets of n images that fail; {MAIN:.0%} have the cue"
-    save_figure(curves_figure(lines, title, better="higher", across="n, images", up="share of sets"), file)
+    save_figure(
+        curves_figure(
+            lines,
+            title,
+            better="higher",
+            across="n, images",
+            up="share of sets; of clean models 0 is right, of poisoned ones",
+        ),
+        file,
+    )
 
 
 def main() -> None:

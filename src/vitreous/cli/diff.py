@@ -23,6 +23,7 @@ from vitreous.cli.arguments import (
 from vitreous.cli.commands import app
 from vitreous.cli.groups import grouped
 from vitreous.cli.study import Engine
+from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
     from vitreous.evaluation.diff.result import Difference
@@ -87,8 +88,11 @@ def diff(
     from vitreous.evaluation.diff.run import Wanted
 
     wanted = Wanted(method, None if metric == NONE else metric, parse_settings(options or [], True), engine.seed)
+    sources = [side(one, both) for one in (a, b)]
+    if both.model is not None and all(source.weights is None for source in sources):
+        raise OptionError(f"--model {both.model}: neither {a} nor {b} is a file of weights; name the models themselves")
     with limit_memory(both.memory):
-        raise typer.Exit(run([side(one, both) for one in (a, b)], data, both, wanted, allowed, junit, engine))
+        raise typer.Exit(run(sources, data, both, wanted, allowed, junit, engine))
 
 
 def side(given: str, both: Architecture) -> Source:

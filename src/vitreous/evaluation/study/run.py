@@ -12,7 +12,7 @@ from torch import nn
 from vitreous._support.progress import counting
 from vitreous.errors import OptionError
 from vitreous.evaluation.plan import Methods, by_name, listed_methods, refuse_unregistered
-from vitreous.evaluation.study.kind import Kind, Settings, find_kind
+from vitreous.evaluation.study.kind import OWN, Kind, Settings, find_kind
 from vitreous.evaluation.study.local import run_local
 from vitreous.evaluation.study.plan import Planned, Source, plan
 from vitreous.evaluation.study.read import Study
@@ -126,6 +126,10 @@ def make_kind(
     seed: int,
 ) -> Kind:
     """The kind of study with all its options, checked."""
+    if name in OWN:
+        raise OptionError(
+            f"the study {name} has a function of its own, vitreous.{name}, and a command: vitreous {name}"
+        )
     made: Any = find_kind(name)
     if name == "leaderboard":
         refuse_unregistered([] if methods is None else listed_methods(methods))
