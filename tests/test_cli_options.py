@@ -35,7 +35,16 @@ DIFFERENT = {  # the same word for something else
         "Seed of all random choices: images, noise, intervals.",
         "Seed of the start and of the random views. Repeated: one image for each.",
     },
-    "--steps": {"Steps of the ascent.", "Number of shares, from 0 on."},
+    "--words": {  # of an answer, and to choose names from
+        "all, the first N, or words of the answer separated by commas: token:dog,word:3.",
+        "A file of words, one a line, to name latents by: needs a text tower.",
+    },
+    "--by": {"sae (a TopK sparse autoencoder) or nmf (semi-NMF).", "What takes its place: zero, mean or resample."},
+    "--steps": {
+        "Steps of the ascent.",
+        "Number of shares, from 0 on.",
+        "Steps of the fit; default: 1500 of sae, 60 of nmf.",
+    },
     "--channels": {  # of the images, and in `inspect qk` of an attention head
         "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1.",
         "Show these channels: 26,59.",
@@ -43,6 +52,7 @@ DIFFERENT = {  # the same word for something else
     "--layer": {
         "Layer from 0, or from the end by -1, -2, …; or all.",
         "Outliers after this layer; most: after the one with the most.",
+        "The block whose patch tokens are taken apart; -2 is the last but one.",
         "Cluster the patch features of this block; default: the middle one.",
     },
     "--method": {  # of the maps of an image, of its words, and rows of a leaderboard

@@ -482,7 +482,9 @@ def test_report_and_command(album: Path, run: Run) -> None:
     assert listed.code == 0 and "16 latents" in listed.out
 
 
-@pytest.mark.parametrize("what", ["tokens", "seed1", "images", "classes"])
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=pytest.mark.slow) for name in ("tokens", "seed1", "images")] + ["classes"]
+)
 def test_an_interrupted_run_goes_on(album: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     whole = found_in(album)
     write, out = Shards.write, tmp_path / "out"

@@ -77,7 +77,6 @@ def discover(
     model = source.load()
     options: dict[str, Any] = {
         **vars(asked),
-        "layer": layer,
         "name": called,
         "limit": limit,
         "sample": sample,

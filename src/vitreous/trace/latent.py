@@ -28,6 +28,8 @@ from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.models.output import Form
+from vitreous.models.survey_run import noise_images
+from vitreous.trace.features import block_outputs
 from vitreous.trace.latents import Latent, Latents
 from vitreous.trace.run import block_of
 from vitreous.trace.target import Contrast
@@ -62,7 +64,9 @@ class Read(nn.Module):
         taken: list[Tensor] = []
 
         def take(module: nn.Module, args: Any, out: Any) -> None:
-            taken.append(out[0] if isinstance(out, tuple) else out)
+            while isinstance(out, tuple | list) and out:
+                out = out[0]
+            taken.append(out)
             raise Left
 
         hook = block_of(self.backbone, layout, self.latents.layer).register_forward_hook(own_thread(take))
@@ -132,8 +136,12 @@ def refuse_latents(model: Model, layer: int) -> int:
         raise Unsupported(f"{model.name} {said}, so there are no patch tokens to take apart")
     if not -layout.layers <= layer < layout.layers:
         raise OptionError(f"layer {layer} is out of range: {model.name} has layers 0 to {layout.layers - 1}")
-    block_of(model, layout, layer % layout.layers)
-    return layer % layout.layers
+    number = layer % layout.layers
+    block_of(model, layout, number)
+    trace = Trace(model, noise_images(model, model.extent)[:1])
+    tokens = block_outputs(trace, trace.images, [number])[number]
+    patch_rows(trace.layout, tokens.movedim(0, trace.batch_axis), model.name)
+    return number
 
 
 def latent_model(model: Model, latents: Latents) -> LatentModel:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -217,21 +216,16 @@ class Search:
     def told(self, number: int, latent: int, predicted: float, made: Made, c: int) -> Effect:
         logit, probability, control, _ = made["effect"][c].numpy()
         gone, _, random, _, patches = made["removed"][c].numpy()
-        removed: dict[str, Any] = {}
-        if np.isfinite(gone).any():
-            removed = {"removed": self.spread(gone), "random": self.spread(random)}
-            removed |= {"removed_gain": self.spread(gone - random), "patches": float(np.nanmean(patches))}
-        return Effect(
-            number,
-            self.model.label(number),
-            latent,
-            len(logit),
-            predicted,
-            self.spread(logit),
-            self.spread(control),
-            self.spread(logit - control),
-            self.spread(probability),
-            **removed,
+        sides = self.spread(logit), self.spread(control), self.spread(logit - control), self.spread(probability)
+        effect = Effect(number, self.model.label(number), latent, len(logit), predicted, *sides)
+        if not np.isfinite(gone).any():
+            return effect
+        return replace(
+            effect,
+            removed=self.spread(gone),
+            random=self.spread(random),
+            removed_gain=self.spread(gone - random),
+            patches=float(np.nanmean(patches)),
         )
 
     def spread(self, values: np.ndarray) -> Spread:

@@ -39,6 +39,8 @@ def changing(trace: Trace, layer: int, change: Change) -> ExitStack:
 
     def leave(module: nn.Module, args: Any, out: Any) -> Any:
         tokens = out[0] if isinstance(out, tuple) else out
+        if not isinstance(tokens, Tensor):
+            raise Unsupported(f"block {layer} of {trace.model.name} returns no tensor that could be changed")
         first = tokens.movedim(trace.batch_axis, 0)
         flat = first.flatten(1, -2)
         _, order = grid_of(trace.layout, flat.shape[1], trace.model.name)
