@@ -53,9 +53,9 @@ def counterfactual(
     second best class of the image; "any": any other. `from_`: the class that must be decided for now. `other`: a second
     image; patches are then exchanged with its patches at the same places or, with `places="matched"`, with those of the
     most similar features. `method` and `options`: the contrast map that gives the order of patches (from − to); None:
-    token_ablation, or occlusion where tokens cannot be removed. `search`: "map" takes the shortest prefix of that order; "greedy" also grows a set by the true
-    effect of each patch, of the `pool` most promising ones at each step; both are pruned. `proof`: how many runs an
-    exhaustive search of all smaller sets may take.
+    token_ablation, or occlusion where tokens cannot be removed. `search`: "map" takes the shortest prefix of that
+    order; "greedy" also grows a set by the true effect of each patch, of the `pool` most promising ones at each step;
+    both are pruned. `proof`: how many runs an exhaustive search of all smaller sets may take.
     """
     check(search, pool, proof, places, other)
     trace, views = one_image(model, image, inputs)
