@@ -25,7 +25,7 @@ from vitreous.trace.apply import as_images, as_model, of_model
 from vitreous.trace.views import Views
 from vitreous.types import Map
 
-METHOD = "token_ablation"  # by default, where the model supports it
+METHOD, INSTEAD = "token_ablation", "occlusion"  # by default, and where tokens cannot be removed
 POOL = 64  # patches that each step of the growth tries
 PROOF = 4096  # runs, at most, of an exhaustive search
 WHAT = "counterfactual"
@@ -53,9 +53,9 @@ def counterfactual(
     second best class of the image; "any": any other. `from_`: the class that must be decided for now. `other`: a second
     image; patches are then exchanged with its patches at the same places or, with `places="matched"`, with those of the
     most similar features. `method` and `options`: the contrast map that gives the order of patches (from − to); None:
-    the best measured. `search`: "map" takes the shortest prefix of that order; "greedy" also grows a set by the true
-    effect of each patch, of the `pool` most promising ones at each step; both are pruned. `proof`: how many runs an
-    exhaustive search of all smaller sets may take.
+    token_ablation, or occlusion where tokens cannot be removed. `search`: "map" takes the shortest prefix of that
+    order; "greedy" also grows a set by the true effect of each patch, of the `pool` most promising ones at each step;
+    both are pruned. `proof`: how many runs an exhaustive search of all smaller sets may take.
     """
     check(search, pool, proof, places, other)
     trace, views = one_image(model, image, inputs)
@@ -156,7 +156,7 @@ def contrast(task: Task, method: str | ConfiguredMethod | None, options: Mapping
     try:
         return explain(task.trace.model, task.trace, METHOD, target)
     except (Unsupported, EmptyMap):
-        return explain(task.trace.model, task.trace, None, target)
+        return explain(task.trace.model, task.trace, INSTEAD, target)
 
 
 def evidence(task: Task, method: str | ConfiguredMethod, options: Mapping[str, Any]) -> Tensor:
