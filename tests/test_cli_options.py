@@ -36,6 +36,7 @@ DIFFERENT = {  # the same word for something else
         "Seed of the start and of the random views. Repeated: one image for each.",
     },
     "--steps": {"Steps of the ascent.", "Number of shares, from 0 on."},
+    "--by": {"What takes its place: zero, mean or resample.", "sae (a TopK sparse autoencoder) or nmf (semi-NMF)."},
     "--channels": {  # of the images, and in `inspect qk` of an attention head
         "Channels of the images that figures show: one, or three as red, green and blue; from 0: 3,2,1.",
         "Show these channels: 26,59.",
