@@ -1,13 +1,14 @@
 """The proof for docs/counterfactual.md: how few tokens turn a decision, by order, by search, and at best.
 
-    python benchmarks/counterfactual.py photos DATA --weights deit_tiny_patch16_224.safetensors [--device cuda]
+    python benchmarks/counterfactual.py photos DATA [--weights deit_tiny_patch16_224.safetensors] [--device cuda]
     python benchmarks/counterfactual.py grid DATA [--device cuda]
     python benchmarks/counterfactual.py table [RESULTS.json …]            the tables of the page, as Markdown
     python benchmarks/counterfactual.py figure [RESULTS.json]             the chart of the page
 
-DATA: a folder of photos with labels.csv (imagenet_index). `photos`: DeiT-Tiny and the embedded model, from the decision
-to the runner-up; random orders, RISE and other maps as they are (prefix) and pruned, and with the runs that our search
-takes. `grid`: tiny ViTs of 4 × 4 tokens, trained for seconds, against all 2^16 sets. Results go to benchmarks/results/.
+DATA: a folder of photos with labels.csv (imagenet_index). `photos`: DeiT-Tiny or, without weights, the embedded model,
+from the decision to the runner-up; random orders, RISE and other maps as they are (prefix), pruned, and with as many
+runs as our search takes. `grid`: tiny ViTs of 4 × 4 tokens, trained for seconds, against all 2^16 sets. Results go to
+benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ PLAIN = ("token_ablation", "centred_lrp", "gae")  # also for the class alone
 PRUNED = ("token_ablation", "centred_lrp", "gae", "attcat", "rise", "random")
 SEEDS = 3  # of random orders
 OURS = "greedy, pruned (the default)"
+POOLS = (24, 196)  # other numbers of patches that each step of the growth tries
 EVERY = 10  # images between two saves
 GROUPS = 10  # classes of the small models
 SIDE = 64
@@ -98,14 +100,14 @@ def size(found: Reached) -> float:
     return float(len(found.patches)) if found.turns else float("nan")
 
 
-def ours(task: Task, order: Sequence[int]) -> tuple[dict[str, float], Reached]:
+def ours(task: Task, order: Sequence[int], pool: int = POOL) -> tuple[dict[str, float], Reached]:
     """The default search: the order of the map, greedy growth, both pruned; without proof."""
     before, search = task.change.passes, Search(task.search.margin, *size_of(task))
     listed = prefixes(order, task.change.most)
     best = search.pruned(first_turn(listed, search.measure(listed)))
     most = len(best.patches) - 1 if best.turns else search.most
     if most:
-        best = better(best, search.pruned(search.grown(POOL, most)))
+        best = better(best, search.pruned(search.grown(pool, most)))
     return {"pruned": size(best), "runs pruned": float(task.change.passes - before)}, best
 
 
@@ -140,6 +142,9 @@ def one_photo(model: Model, file: str) -> Row:
     found, _ = ours(task, made["token_ablation"])
     found["runs pruned"] += trace.layout.patches
     row[OURS] = found
+    for pool in POOLS:
+        other, _ = ours(task, made["token_ablation"], pool)
+        row[f"greedy of {pool}, pruned"] = other | {"runs pruned": other["runs pruned"] + trace.layout.patches}
     row["random, same runs"] = restarted(task, found["runs pruned"])
     masks = max(16, round(found["runs pruned"] - row["rise"]["runs pruned"] + 500))
     same, _ = followed(task, by_map(task, "rise", masks=masks), True)
@@ -151,16 +156,15 @@ def one_photo(model: Model, file: str) -> Row:
 def photos(args: argparse.Namespace) -> None:
     data = read_data(args.data).take(None, args.limit, 0)
     files = [str(one.image) for one in data.samples]
-    models = [vitreous.load(args.model, args.weights, args.device)] if args.weights else []
-    models += [vitreous.load(device=args.device)]
-    for model in models:
-        begun, rows = time.time(), []
-        for number, file in enumerate(files, 1):
-            rows.append(one_photo(model, file))
-            if number % EVERY == 0 or number == len(files):
-                print(f"{model.name}: {number} of {len(files)} photos, {time.time() - begun:.0f} s", flush=True)
-                told = {"model": model.name, "photos": number, "patches": model.layout.patches, "rows": rows}
-                save(args.out / f"counterfactual-{model.name}.json", told | {"seconds": time.time() - begun})
+    given = (args.model, args.weights) if args.weights else (None, None)
+    model = vitreous.load(*given, device=args.device)
+    begun, rows = time.time(), []
+    for number, file in enumerate(files, 1):
+        rows.append(one_photo(model, file))
+        if number % EVERY == 0 or number == len(files):
+            print(f"{model.name}: {number} of {len(files)} photos, {time.time() - begun:.0f} s", flush=True)
+            told = {"model": model.name, "photos": number, "patches": model.layout.patches, "rows": rows}
+            save(args.out / f"counterfactual-{model.name}.json", told | {"seconds": time.time() - begun})
 
 
 # ----------------------------------------------------------------------------------------------------------------- grid
@@ -189,7 +193,7 @@ def small(data: Any, seed: int, device: str, steps: int) -> tuple[Model, torch.T
     net.eval()
     with torch.no_grad():
         right = (net(images).argmax(1) == labels).float().mean()
-    print(f"seed {seed}: {right:.0%} of the photos learnt, loss {float(loss):.3f}", flush=True)
+    print(f"seed {seed}: {right:.0%} of the photos learnt, loss {float(loss.detach()):.3f}", flush=True)
     return Model(net, classifier=True, name=f"grid-{seed}"), images
 
 
@@ -230,12 +234,21 @@ def save(file: Path, told: dict[str, Any]) -> None:
     file.write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
-def column(rows: Sequence[Row], name: str, key: str) -> np.ndarray:
-    """The values of an order, one for each image; those of random orders are averaged, failures NaN."""
-    if name == "random" and "random" not in rows[0]:
-        each = np.stack([column(rows, f"random {seed}", key) for seed in range(SEEDS)])
-        return np.where(np.isnan(each).all(0), np.nan, np.nanmean(np.where(np.isnan(each).all(0), 0, each), 0))
-    return np.array([row.get(name, {}).get(key, np.nan) for row in rows], float)
+def seeds_of(rows: Sequence[Row], name: str) -> list[str]:
+    """The names under which an order is stored: random orders have several."""
+    return [name] if name in rows[0] else [f"{name} {seed}" for seed in range(SEEDS)]
+
+
+def column(rows: Sequence[Row], name: str, key: str, missing: float = np.nan) -> np.ndarray:
+    """The values of an order, one for each image, the mean of several; `missing` where a decision did not turn."""
+    each = [[row.get(one, {}).get(key, np.nan) for row in rows] for one in seeds_of(rows, name)]
+    return np.nan_to_num(np.array(each, float), nan=missing).mean(0)
+
+
+def turned(rows: Sequence[Row], name: str, key: str) -> np.ndarray:
+    """For each image whether the decision turned, 0 or 1; of several random orders, how many did."""
+    each = [[row.get(one, {}).get(key, np.nan) for row in rows] for one in seeds_of(rows, name)]
+    return np.isfinite(np.array(each, float)).mean(0)
 
 
 def with_interval(values: np.ndarray, form: str = ".1f") -> str:
@@ -246,31 +259,20 @@ def with_interval(values: np.ndarray, form: str = ".1f") -> str:
 def photo_table(told: dict[str, Any]) -> list[str]:
     """Flip rate and size of every order; a decision that does not turn counts as all patches."""
     rows, most = told["rows"], told["patches"]
-    names = [
-        n
-        for n in dict.fromkeys(
-            k.rpartition(" ")[0] if k.startswith("random ") and k[-1].isdigit() else k for row in rows for k in row
-        )
-        if n != "before"
-    ]
-    own = np.nan_to_num(column(rows, OURS, "pruned"), nan=most)
+    stored = [key.rstrip(" 0123456789") if key.startswith("random ") else key for key in rows[0] if key != "before"]
+    own = column(rows, OURS, "pruned", most)
     lines = [f"**{told['model']}**, {len(rows)} photos, {most} patches", ""]
-    lines += [
-        "| order | turned | size, prefix only | size, pruned | pruned − ours | runs |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines += ["| order | turned | size, prefix only | size, pruned | pruned − ours | runs |", "|---|" + 5 * "---|"]
     listed = []
-    for name in names:
-        prefix, pruned = column(rows, name, "prefix"), column(rows, name, "pruned")
-        known = pruned if np.isfinite(pruned).any() else prefix
-        turned = with_interval(100 * np.isfinite(known), ".0f")
-        sizes = [np.nan_to_num(one, nan=most) if np.isfinite(one).any() else None for one in (prefix, pruned)]
-        shown = ["—" if one is None else with_interval(one) for one in sizes]
-        gap = "—" if sizes[1] is None or name == OURS else with_interval(sizes[1] - own)
-        runs = column(rows, name, "runs pruned" if sizes[1] is not None else "runs")
-        last = sizes[1] if sizes[1] is not None else sizes[0]
-        key = (sizes[1] is None, np.inf if last is None else float(np.mean(last)))
-        listed.append((key, f"| {name} | {turned} % | {shown[0]} | {shown[1]} | {gap} | {np.nanmean(runs):.0f} |"))
+    for name in dict.fromkeys(stored):
+        known = [key for key in ("prefix", "pruned") if key in rows[0][seeds_of(rows, name)[0]]]
+        sizes = {key: column(rows, name, key, most) for key in known}
+        share = with_interval(100 * turned(rows, name, known[-1]), ".0f")
+        shown = [with_interval(sizes[key]) if key in sizes else "—" for key in ("prefix", "pruned")]
+        gap = with_interval(sizes["pruned"] - own) if "pruned" in sizes and name != OURS else "—"
+        runs = column(rows, name, "runs pruned" if "pruned" in sizes else "runs").mean()
+        rank = ("pruned" not in sizes, float(sizes[known[-1]].mean()))
+        listed.append((rank, f"| {name} | {share} % | {shown[0]} | {shown[1]} | {gap} | {runs:.0f} |"))
     return [*lines, *(line for _, line in sorted(listed)), ""]
 
 
@@ -320,10 +322,10 @@ def figure(args: argparse.Namespace) -> None:
         ("attention", "prefix"),
         ("random", "prefix"),
     ):
-        sizes = np.nan_to_num(column(rows, name, key), nan=np.inf)
-        turned = np.stack([(sizes <= count).astype(float) for count in at])
-        low, high = intervals(turned)
-        curves["ours, greedy" if name == OURS else name] = Curve(at, turned.mean(1), low, high)
+        sizes = np.stack([column(rows, one, key, np.inf) for one in seeds_of(rows, name)])  # [seeds n]
+        share = np.stack([(sizes <= count).mean(0) for count in at])
+        low, high = intervals(share)
+        curves["ours, greedy" if name == OURS else name] = Curve(at, share.mean(1), low, high)
     made = curves_figure(
         curves,
         f"Decisions turned, {told['model']}, {len(rows)} photos",
@@ -337,16 +339,16 @@ def figure(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for work, limit in ((photos, 100), (grid, 300)):
+    for work, limit in ((photos, 100), (grid, 150)):
         one = commands.add_parser(work.__name__)
         one.set_defaults(work=work)
         one.add_argument("data")
         one.add_argument("--model", default="deit_tiny_patch16_224")
-        one.add_argument("--weights", help="of DeiT-Tiny; without them only the embedded model")
+        one.add_argument("--weights", help="of DeiT-Tiny; without them, the embedded model")
         one.add_argument("--device")
         one.add_argument("--limit", type=int, default=limit, help="images")
         one.add_argument("--models", type=int, default=2, help="small models")
-        one.add_argument("--steps", type=int, default=400, help="of their training")
+        one.add_argument("--steps", type=int, default=150, help="of their training")
         one.add_argument("--out", type=Path, default=RESULTS)
     for work in (table, figure):
         one = commands.add_parser(work.__name__)

@@ -8,6 +8,7 @@ is fitted and chosen on half of the images of each breed and measured on the oth
 
 animal   of the 16 images where a latent is largest, how many of these patches are on the animal, or off it if most are
 breed    of the 4 images where it is largest, how many are of the same breed
+AUROC    how well the direction that tells a breed from the others best in one half tells it in the other half
 drop     what the logit of the breed loses without the patches that have its best latent; beside it as many random
          patches, and as many random patches of the animal
 effect   what it loses without the latent's part in the patch tokens; beside it as much along a random direction
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import rankdata
 from torch import Tensor
 
 import vitreous
@@ -49,6 +51,7 @@ ANIMAL, BREED = 16, 4  # images whose top patch is looked at
 GROUPS = 12  # of images, each left out once
 RANDOM = 5  # draws of random directions
 CANDIDATES = 8
+MEASURES = {"animal": "animal or not", "breed": "same breed", "auroc": "AUROC of a breed"}
 COVERED = 0.5  # of a patch by the mask, to be on the animal
 
 
@@ -85,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pets", type=Path)
     parser.add_argument("--weights", help="of DeiT-Tiny")
     parser.add_argument("--device")
-    parser.add_argument("--layer", type=float, default=0.6, help="how deep, as a share of all layers")
+    parser.add_argument("--layer", type=float, default=0.8, help="how deep, as a share of all layers")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--classes", type=int, help="only so many breeds, for a quick look")
@@ -114,11 +117,14 @@ def read(model: vitreous.Model, data: Data, numbers: list[int], layer: int) -> H
     tokens, animal, order = [], [], []
     for start in range(0, len(numbers), 16):
         for batch in reader[numbers[start : start + 16]].batches:
-            placed = patch_features(Trace(model, torch.as_tensor(batch.images)), [layer])[layer]
+            seen = [i for i, mask in enumerate(batch.masks) if mask is not None]  # it may be cropped away
+            if not seen:
+                continue
+            placed = patch_features(Trace(model, torch.as_tensor(batch.images)[seen]), [layer])[layer]
             tokens.append(placed.float().flatten(1, 2).cpu())
-            masks = torch.stack([torch.as_tensor(mask).float() for mask in batch.masks])[:, None]
+            masks = torch.stack([torch.as_tensor(batch.masks[i]).float() for i in seen])[:, None]
             animal.append(F.adaptive_avg_pool2d(masks, placed.shape[1:3]).flatten(1) > COVERED)
-            order += batch.numbers
+            order += [batch.numbers[i] for i in seen]
     breed = torch.tensor([int(data.samples[number].label) for number in order])  # type: ignore[arg-type]
     return Half(torch.cat(tokens), torch.cat(animal), breed, order)
 
@@ -135,7 +141,7 @@ def bases(train: Half, latents: Latents, nmf: Latents, seed: int) -> Iterator[tu
     main = torch.linalg.eigh(torch.cov(tokens.double().T.cpu())).eigenvectors.flip(1).T[: len(latents) // 2].to(tokens)
     yield "PCA", [along(mean, torch.cat([main, -main]))]
     yield "neurons", [along(mean, torch.cat([torch.eye(width), -torch.eye(width)]).to(tokens))]
-    drawn = [random_directions(tokens, len(latents), seed + i) for i in range(RANDOM)]
+    drawn = [random_directions(tokens - mean, len(latents), seed + i) for i in range(RANDOM)]
     yield "random, as tokens vary", [along(mean, one) for one in drawn]
     chance = torch.Generator().manual_seed(seed)
     plain = [F.normalize(torch.randn(len(latents), width, generator=chance), dim=1).to(tokens) for _ in range(RANDOM)]
@@ -146,35 +152,48 @@ def along(mean: Tensor, directions: Tensor) -> Any:
     return lambda tokens: F.relu((tokens - mean) @ directions.T)
 
 
-def purities(most: Tensor, animal: Tensor, breed: Tensor) -> tuple[float, float]:
-    """Mean over latents that some image has; `most` [N K], `animal` [N K] of the patch where it is largest."""
+def purities(most: Tensor, animal: Tensor, breed: Tensor, chosen: dict[int, int]) -> tuple[float, float, float]:
+    """Means over latents that enough images have; `most` [N K], `animal` [N K] of the patch where it is largest."""
     count = min(ANIMAL, len(most) // 2)  # fewer only in a quick look
     live = (most > 0).sum(0) >= count
     if not live.any():
-        return float("nan"), float("nan")
+        return float("nan"), float("nan"), float("nan")
     top = most[:, live].topk(count, 0).indices
     share = animal[:, live].gather(0, top).double().mean(0)
     breeds = breed[top[:BREED]]
     same = (breeds[:, None] == breeds[None]).sum(1).amax(0).double() / BREED
-    return float(torch.maximum(share, 1 - share).mean()), float(same.mean())
+    told = [auroc(most[:, [latent]], breed == number)[0] for number, latent in chosen.items()]
+    return float(torch.maximum(share, 1 - share).mean()), float(same.mean()), float(np.nanmean(told))
 
 
-def measure(test: Half, encode: Any, device: torch.device) -> np.ndarray:
-    """Both purities, of all images and without each group of them: [1 + GROUPS, 2]."""
-    most, where = [], []
-    for tokens in test.tokens.split(16):
-        found = encode(tokens.to(device)).max(1)
-        most.append(found.values.cpu())
-        where.append(found.indices.cpu())
-    values, places = torch.cat(most), torch.cat(where)
+def auroc(values: Tensor, positive: Tensor) -> np.ndarray:
+    """Of each column; ties count half."""
+    here, count = positive.numpy(), int(positive.sum())
+    if count in (0, len(here)):
+        return np.full(values.shape[1], np.nan)
+    ranks = rankdata(values.numpy(), axis=0)[here].sum(0)
+    return np.asarray((ranks - count * (count + 1) / 2) / (count * (len(here) - count)))
+
+
+def largest(half: Half, encode: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How large each latent is in each image [N K], and in which patch."""
+    found = [encode(tokens.to(device)).max(1) for tokens in half.tokens.split(16)]
+    return torch.cat([one.values.cpu() for one in found]), torch.cat([one.indices.cpu() for one in found])
+
+
+def measure(train: Half, test: Half, encode: Any, device: torch.device) -> np.ndarray:
+    """The three measures, of all images and without each group of them: [1 + GROUPS, 3]."""
+    learnt, _ = largest(train, encode, device)
+    chosen = {number: int(auroc(learnt, train.breed == number).argmax()) for number in set(train.breed.tolist())}
+    values, places = largest(test, encode, device)
     animal = test.animal.gather(1, places)
     group = torch.arange(len(values)) % GROUPS
     rows = [torch.ones(len(values), dtype=torch.bool), *(group != g for g in range(GROUPS))]
-    return np.array([purities(values[row], animal[row], test.breed[row]) for row in rows])
+    return np.array([purities(values[row], animal[row], test.breed[row], chosen) for row in rows])
 
 
 def jackknife(found: np.ndarray) -> list[dict[str, float]]:
-    """Mean and interval of each column of [1 + GROUPS, 2]."""
+    """Mean and interval of each column of [1 + GROUPS, 3]."""
     spread = np.sqrt((GROUPS - 1) / GROUPS * ((found[1:] - found[1:].mean(0)) ** 2).sum(0))
     return [interval(mean, mean - 1.96 * half, mean + 1.96 * half) for mean, half in zip(found[0], spread)]
 
@@ -276,11 +295,11 @@ def prove(model: vitreous.Model, given: argparse.Namespace) -> dict[str, Any]:
     print(f"  {told} after {time.time() - begun:.0f} s", flush=True)
     found = {}
     for name, encoders in bases(train, latents, nmf, seed):
-        found[name] = np.mean([measure(test, encode, model.device) for encode in encoders], axis=0)
-    told["purity"] = {name: dict(zip(("animal", "breed"), jackknife(values))) for name, values in found.items()}
-    control = found["random, as tokens vary"]
+        found[name] = np.mean([measure(train, test, encode, model.device) for encode in encoders], axis=0)
+    told["purity"] = {name: dict(zip(MEASURES, jackknife(values))) for name, values in found.items()}
+    control = found["random"]
     for name, values in found.items():
-        told["purity"][name]["gain"] = dict(zip(("animal", "breed"), jackknife(values - control)))
+        told["purity"][name]["gain"] = dict(zip(MEASURES, jackknife(values - control)))
         print(f"  {name}: {told['purity'][name]}", flush=True)
     search = Search(model, data, layer, seed, Shards(None, {}))
     told["losses"] = losses(search, latents, train, test, seed)
@@ -297,13 +316,10 @@ def table(found: dict[str, Any]) -> str:
     lines = []
     for name, told in found.items():
         lines += [f"**{name}**, layer {told['layer']} of {told['layers']}, {told['latents']} latents, k = {told['k']}"]
-        lines += [
-            "",
-            "| directions | animal or not | than random | same breed | than random |",
-            "|---|---|---|---|---|",
-        ]
+        heads = [head for said in MEASURES.values() for head in (said, "more than random")]
+        lines += ["", f"| directions | {' | '.join(heads)} |", "|---" * 7 + "|"]
         for basis, one in told["purity"].items():
-            cells = [one["animal"], one["gain"]["animal"], one["breed"], one["gain"]["breed"]]
+            cells = [cell for what in MEASURES for cell in (one[what], one["gain"][what])]
             lines.append(f"| {basis} | {' | '.join(map(spelled, cells))} |")
         lost = told["losses"]
         lines += ["", "| logit of the breed, held-out images | lost |", "|---|---|"]
@@ -327,10 +343,9 @@ def draw(found: dict[str, Any], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    whats = {"animal": "animal or not", "breed": "same breed"}
-    figure, panels = pyplot.subplots(len(found), 2, figsize=(8, 2.3 * len(found)), squeeze=False, sharey=True)
+    figure, panels = pyplot.subplots(len(found), 3, figsize=(10, 2.3 * len(found)), squeeze=False, sharey=True)
     for row, (name, told) in zip(panels, found.items()):
-        for axes, (what, said) in zip(row, whats.items()):
+        for axes, (what, said) in zip(row, MEASURES.items()):
             for y, (basis, one) in enumerate(reversed(told["purity"].items())):
                 own, colour = one[what], "0.6" if basis.startswith("random") else "C0"
                 axes.plot([own["low"], own["high"]], [y, y], color=colour, linewidth=2)

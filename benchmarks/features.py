@@ -253,7 +253,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
     """A line with its interval for each, by layer: a row for each model, a column for each part."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.1 * len(results["models"])), dpi=110, layout="constrained")
+    figure = Figure(figsize=(10, 3.1 * len(results["models"])), dpi=90, layout="constrained")
     every = figure.subplots(len(results["models"]), len(ORDER), squeeze=False, sharey="col", sharex=True)
     for row, (model, found) in zip(every, results["models"].items()):
         layers = [int(name) for name in found if name.isdigit()]
@@ -261,17 +261,27 @@ def draw(results: dict[str, Any], file: Path) -> None:
             for name, colour in zip(names, (*COLOURS[:1], *COLOURS[-2:]) if len(names) == 3 else COLOURS):
                 of = [found[str(layer)][part][name] for layer in layers]
                 axes.fill_between(layers, [o["low"] for o in of], [o["high"] for o in of], color=colour, alpha=0.15)
-                axes.plot(layers, [o["mean"] for o in of], color=colour, linewidth=1.4, label=name)
+                axes.plot(layers, [o["mean"] for o in of], color=colour, linewidth=1.4)
+            label(axes, {name: found[str(layers[-1])][part][name]["mean"] for name in names}, layers[-1])
             axes.set_title(f"{model}: {part}", fontsize=10, loc="left")
             axes.axhline(0.5, color="#B4B9C2", linewidth=0.6)
             axes.set_ylabel("AUROC" if part == "foreground" else "agreement", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)
-            axes.legend(fontsize=7, frameon=False, ncols=2)
     for axes in every[-1]:
         axes.set_xlabel("layer", fontsize=9)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
+    figure.savefig(file, pil_kwargs={"optimize": True})
+
+
+def label(axes: Any, ends: dict[str, float], x: int) -> None:
+    """The name of each line at its end, no nearer to each other than can be read."""
+    y = -1.0
+    for name, end in sorted(ends.items(), key=lambda pair: pair[1]):
+        y = max(end, y + 0.028)
+        axes.text(x + 0.25, y, name, fontsize=7, va="center", color="#1A1C1F")
+    axes.set_xlim(-0.2, x * 1.75)
+    axes.set_xticks(range(0, x + 1, 2))
 
 
 def written(page: Path, text: str) -> None:

@@ -80,7 +80,8 @@ class Tail(nn.Module):
             F.linear(x, w, b).reshape(rows, -1, attention.num_heads, width // attention.num_heads).transpose(1, 2)
             for x, w, b in zip(asked, weights, biases)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, 1, width)
+        mixed = (q @ k.mT * attention.scale).softmax(-1) @ v  # by hand: its backward pass repeats on a GPU
+        mixed = mixed.transpose(1, 2).reshape(rows, 1, width)
         first = tokens[:, :1] + attention.proj(mixed)
         first = first + block.mlp(block.norm2(first))
         return self.norm(first)[:, 0]

@@ -22,7 +22,7 @@ from vitreous.cli.values import parse_formats
 from vitreous.errors import OptionError
 
 CLI = Path(__file__).parents[1] / "src" / "vitreous" / "cli"
-VIEWS = ("heads", "layers", "qk", "flow", "discard", "registers")
+VIEWS = ("heads", "layers", "qk", "flow", "discard", "features", "registers")
 SEVERAL = (" May be repeated.", " One for each --model.", " Several are separated by commas.")
 DIFFERENT = {  # the same word for something else
     "--limit": {"Use only the first N images.", "Use only the first N images of each class."},
@@ -44,6 +44,7 @@ DIFFERENT = {  # the same word for something else
     "--layer": {
         "Layer from 0, or from the end by -1, -2, …; or all.",
         "Outliers after this layer; most: after the one with the most.",
+        "Cluster the patch features of this block; default: the middle one.",
     },
     "--method": {  # of the maps of an image, of its words, and rows of a leaderboard
         "One method; see: vitreous methods.",
@@ -59,6 +60,14 @@ DIFFERENT = {  # the same word for something else
     "--model": {
         "timm name, hf/ID, torchvision/NAME, openclip/NAME, a folder or a file; default: the embedded model.",
         "The architecture, where A or B are files of weights.",
+    },
+    "--patch": {
+        "Row and column from 0: 7,7; or readout: what the classifier reads.",
+        "Similarity to this patch of the first image: row and column from 0: 5,7.",
+    },
+    "--centred": {  # keys, and patch features
+        "Subtract the mean from the keys, as a softmax does.",
+        "Subtract the mean of all patches before they are compared.",
     },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }
@@ -77,6 +86,7 @@ STORED = {f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "le
 }  # resumed, not replaced
 DRAW = {
     "vitreous ask",
+    "vitreous counterfactual",
     "vitreous words",
     "vitreous explain",
     "vitreous cass",

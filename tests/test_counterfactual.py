@@ -116,10 +116,10 @@ def test_what_no_patch_can_change_is_said_and_proved() -> None:
     found = counterfactual(votes(), image, to="never", proof=2**9, **GREY)
     assert not found.certified and not found.minimal and not found.optimal
     assert found.impossible and found.bound == 10
-    assert found.decision.label == "red" and "not turned to never" in found.sentence
+    assert found.decision.label == "red" and "Not turned to never" in found.sentence
 
 
-# ------------------------------------------------------------------------------------------------------------ certificate
+# ---------------------------------------------------------------------------------------------------------- certificate
 
 
 def test_the_certified_run_is_that_of_masked_tokens() -> None:
@@ -165,7 +165,7 @@ def test_any_other_class_will_do() -> None:
     assert len(found) <= len(second)
 
 
-# ------------------------------------------------------------------------------------------------------------------ ways
+# ----------------------------------------------------------------------------------------------------------------- ways
 
 
 def test_tokens_that_cannot_be_removed_are_hidden() -> None:
@@ -213,7 +213,7 @@ def test_a_whole_exchange_is_the_other_image() -> None:
     assert found.curve.to[-1] == pytest.approx(float(share), abs=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------- invariance
+# ----------------------------------------------------------------------------------------------------------- invariance
 
 
 def test_the_result_does_not_depend_on_the_batch_or_on_what_ran_before() -> None:
@@ -261,7 +261,7 @@ def test_other_precisions(dtype: torch.dtype) -> None:
     assert np.isfinite(found.curve.to).all()
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -296,8 +296,8 @@ def test_models_without_a_decision_for_the_image() -> None:
         counterfactual(Model(zoo.network(VIT), classifier=False), zoo.images(VIT, 1))
     with pytest.raises(Unsupported, match="no classes"):
         counterfactual(Model(zoo.network(VIT), output="value"), zoo.images(VIT, 1))
+    net = zoo.network(VIT)
     with pytest.raises(Unsupported, match="one class only"):
-        net = zoo.network(VIT)
         counterfactual(Model(net, forward=lambda x: net(x)[:, :1], output="sigmoid"), zoo.images(VIT, 1))
 
 
@@ -314,7 +314,7 @@ def test_detectors_and_models_of_words_are_refused() -> None:
         counterfactual(asked, images)
 
 
-# ----------------------------------------------------------------------------------------------------------------- search
+# --------------------------------------------------------------------------------------------------------------- search
 
 
 def table(sets: Sequence[set[int]], count: int = 8, most: int = 8) -> Search:
@@ -349,7 +349,7 @@ def test_proof_finds_what_greedy_misses() -> None:
     assert table([{5, 7}]).proved(below=4, budget=10).bound == 2  # sets of two were not run
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 def test_files_and_what_they_tell(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_the_same_answer_for_another_reason_is_caught(bright: Path, tmp_path: Pa
     found = made.to_pandas()
     assert found["same"].all() and found["moved"].all() and found["distance"].min() > 0.5
     assert found["target"].eq("seen").all() and found["faithfulness_a"].isna().all()
-    went = next(said for said in made.findings().told if said.startswith("Where the relevance went"))
+    went = next(said for said in made.findings().told if "went in the 12 images of the same answer and another" in said)
     assert "left: +" in went or "right: +" in went, went
     assert "centre: −" in went
     again = vitreous.diff(reads("middle"), reads("middle"), bright, tmp_path, metric=None)
@@ -353,3 +353,41 @@ def test_bfloat16_passes_on_the_embedded_model(tmp_path: Path) -> None:
     made = vitreous.diff("vitreous_tiny", "vitreous_tiny:bfloat16", photos, tmp_path, device="cpu")
     assert made.passed and made.counted.flips.value == made.counted.moved.value == 0
     assert 0 < made.counted.distance.value < 0.05 and made.counted.correlation.value > 0.99
+
+
+@pytest.mark.slow
+def test_outputs_that_are_no_answer_are_refused(bright: Path, tmp_path: Path) -> None:
+    """Segmentation, detection and video models."""
+    import detectors
+    import test_video
+    from test_dense import Segmenter
+
+    dense = Model(Segmenter(), cropped((32, 32), *IMAGENET), name="segmenter")
+    detector = Model(detectors.detr(), cropped(detectors.LARGE, *IMAGENET), name="detector")
+    for model in (dense, detector):
+        with pytest.raises(Unsupported, match=r"compares the answers of image classifiers; .* study maps"):
+            vitreous.diff(model, model, bright, tmp_path)
+    video = test_video.model(next(iter(test_video.SHOWN)))
+    with pytest.raises(Unsupported, match="takes videos"):
+        vitreous.diff(video, video, bright, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.REPRESENTATIVE)
+def test_models_of_every_kind_are_like_themselves(name: str, bright: Path, tmp_path: Path) -> None:
+    size = zoo.ZOO[name].size
+    model = Model(zoo.network(name), cropped(size, *IMAGENET), classifier=True, name="any")
+    made = vitreous.diff(model, model, bright, tmp_path, limit=3)
+    assert made.passed and made.counted.flips.value == made.counted.moved.value == 0
+    assert made.counted.distance.value < 1e-5
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_comparison(bright: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    given: dict[str, Any] = {"metric": None, "limit": 4, "shard": 2, "batch": 2}
+    pair = small(), small(other_network())
+    near = vitreous.diff(*pair, bright, tmp_path / "near", **given).to_pandas()
+    far = vitreous.diff(*pair, bright, tmp_path / "far", engine="ray", workers=1, **given).to_pandas()
+    for name in ("distance", "noisy", "answer_probability_b"):
+        np.testing.assert_allclose(near[name], far[name], atol=1e-5)

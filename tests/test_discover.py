@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,16 @@ def planted(count: int = 24, width: int = 32, each: int = 3, tokens: int = 6000)
 def test_planted_atoms_are_recovered(by: str, count: int) -> None:
     tokens, atoms = planted(count, each=3 if by == "sae" else 2)
     size = Size(2 * count, 3) if by == "sae" else Size(count, 0)
-    found, _ = fit(tokens, by, size, seed=0, steps=1500 if by == "sae" else 300)
+    found, _ = fit(tokens, by, size, seed=0, steps=1000 if by == "sae" else 60)
     assert np.quantile(matched(atoms, found.decoder), 0.05) > 0.9
-    assert matched(atoms, random_directions(tokens, size.latents)).mean() < 0.75
+    assert matched(atoms, random_directions(tokens - tokens.mean(0), size.latents)).mean() < 0.75
     assert quality(found, [tokens]).explained[0] > 0.9
 
 
 def test_semi_nmf_never_gets_worse() -> None:
     tokens, _ = planted(8, 16, 2, 400)
     found, losses = fit(tokens, "nmf", Size(8, 0), steps=25)
-    assert all(after <= before * (1 + 1e-5) for before, after in zip(losses, losses[1:]))
+    assert all(after <= before * (1 + 1e-5) for before, after in pairwise(losses))
     assert losses[-1] < losses[0]
     assert (found.encode(tokens) >= 0).all()
 
@@ -134,7 +135,7 @@ def test_the_same_seed_gives_the_same_and_dead_latents_revive() -> None:
 def test_a_random_dictionary_is_not_stable() -> None:
     tokens, _ = planted(60, 64, 2, 800)
     one = fit(tokens, "sae", Size(16, 2), 0, 20)[0]
-    other = Latents("", 0, "nmf", one.mean, random_directions(tokens, 16, 5))
+    other = Latents("", 0, "nmf", one.mean, random_directions(tokens - one.mean, 16, 5))
     agreed = stability(one, [other], tokens)
     assert agreed is not None and not agreed.stable.any() and agreed.control.mean() < 0.5
 
@@ -319,7 +320,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Latents.find(str(file), model).digest == latents.digest
     with pytest.raises(TargetError, match="there are no latents"):
         Latents.find(str(file), model, files=False)
-    with pytest.raises(TargetError, match="did you mean noise|there are no latents"):
+    with pytest.raises(TargetError, match="there are no latents"):
         Latents.find("nois", model)
     with pytest.raises(TargetError, match="found in another model"):
         Latents.find("noise", zoo.model("timm ViT no CLS"))
@@ -359,8 +360,8 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_without_patch_tokens_are_refused() -> None:
     import detectors
 
-    with pytest.raises(Unsupported, match="cannot be matched with patches|no layers"):
-        model = zoo.model("timm CaiT")
+    model = zoo.model("timm CaiT")
+    with pytest.raises(Unsupported, match="cannot be matched with patches"):
         latents_of(model, zoo.images("timm CaiT", 1), model.layout.layers - 1)
     detr = vitreous.Model(detectors.detr(), name="detr")
     with pytest.raises(Unsupported, match="decoder"):
@@ -455,7 +456,7 @@ def test_discover(album: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_report_and_command(album: Path, run: Run) -> None:
     args = ["concept", "discover", album, "--layer", "1", "--name", "noise", "--latents", "16", "--k", "4"]
-    args += ["--seeds", "2", "--candidates", "2", "--per-class", "2", "--limit", "22"]
+    args += ["--seeds", "2", "--steps", "20", "--candidates", "2", "--per-class", "2", "--limit", "22"]
     said = run(*args)
     assert said.code == 0, said.err
     assert "latent:noise#" in said.out and "explained variance" in said.out
@@ -540,7 +541,7 @@ def test_names_are_words_that_fit_a_latent_better_than_others(monkeypatch: pytes
 
 
 def test_only_models_with_a_text_tower_name_latents(album: Path, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="cannot be named.*no text tower"):
+    with pytest.raises(Unsupported, match=r"cannot be named.*no text tower"):
         found_in(album, words=["red", "blue"])
     with pytest.raises(InputError, match="too few to choose"):
         read_words(["red"])

@@ -101,7 +101,7 @@ def test_queries_keys_and_values_of_windows_lie_at_their_places() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [make if make in test_packed.QUICK else pytest.param(make, marks=pytest.mark.slow) for make in test_packed.TOWERS],
+    [make if make is test_packed.qwen25 else pytest.param(make, marks=pytest.mark.slow) for make in test_packed.TOWERS],
     ids=lambda make: make.__name__,
 )
 def test_features_of_packed_sequences_lie_at_their_places(make: Callable[[], nn.Module]) -> None:
@@ -471,6 +471,7 @@ def photos(cat: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_colours_and_a_basis(run: Run, photos: Path) -> None:
     said = run("inspect", "features", photos, "--layers", "3,-1", "--foreground", "--save-basis", "basis.npz", "--json")
     assert said.code == 0

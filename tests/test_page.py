@@ -475,6 +475,28 @@ def test_areas_under_curves_are_labelled(visit: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
+def test_what_would_change_it_is_found_and_undone(visit: Callable[..., Any]) -> None:
+    page = visit("tab=faithfulness", ready="#counterfactual")
+    page.locator("#counterfactual").scroll_into_view_if_needed()
+    page.locator("#faithfulness .head select", has_text="any other class").select_option("any")
+    page.get_by_role("button", name="Find", exact=True).click()
+    told = page.locator("p.extras", has_text="the decision is")
+    told.wait_for()
+    count = int(told.inner_text().split(" of ")[0])
+    assert count > 0 and page.locator("#faithfulness .chart svg[aria-label*='patches are removed']").count() == 1
+    before = told.inner_text()
+    page.get_by_role("button", name="Put one back").click()
+    page.locator("p.extras", has_text=f"{count - 1} of 16").wait_for()
+    page.get_by_role("button", name="The whole set").click()
+    page.locator("p.extras", has_text=before).wait_for()
+    page.locator("#counterfactual").focus()
+    page.keyboard.press("Space")  # the first patch goes, or comes back
+    changed = f"text=/^({count - 1}|{count + 1}) of 16 patches removed · the decision is/"
+    page.wait_for_selector(changed)
+    shot(page, "counterfactual")
+
+
+@pytest.mark.slow
 def test_dropped_and_pasted_photos(visit: Callable[..., Any]) -> None:
     page = visit(THREE)
     give = """async ([name, kind]) => {
@@ -540,7 +562,7 @@ def test_features_follow_layer_basis_and_patch(visit: Callable[..., Any], tmp_pa
 
 
 @pytest.mark.slow
-def test_features_that_cannot_be_placed_are_said(visit: Callable[..., Any]) -> None:
+def test_features_of_merged_patches_are_drawn_on_their_grid(visit: Callable[..., Any]) -> None:
     page = visit("tab=features&model=timm-Swin&layer=3", ready=FEATURES)
     assert page.evaluate("document.querySelector('#features canvas').width") == 7
 

@@ -439,7 +439,7 @@ def test_it_runs_on_other_families(name: str, tmp_path: Path) -> None:
             noise = np.random.default_rng([group, i]).integers(0, 255, (6, 6, 3), np.uint8)
             Image.fromarray(noise).resize(size[::-1]).save(tmp_path / "data" / str(group) / f"{i}.png")
     given = Model(zoo.network(name), cropped(size, (0.5,) * 3, (0.5,) * 3), name="other")
-    if not zoo.ZOO[name].blocks or name == "timm XCiT":
+    if not zoo.ZOO[name].blocks:
         with pytest.raises(Unsupported, match="the study shortcuts clusters the patch features of a block"):
             run_study("shortcuts", tmp_path / "data", given, tmp_path / "out", methods="gradient", **FEW)
         return

@@ -808,6 +808,34 @@ def test_the_eraser_greys_where_tokens_cannot_go(client: TestClient) -> None:
     assert got["way"] == "pixels" and "uses its tokens in other ways" in got["why"]
 
 
+@pytest.mark.parametrize("target", ["like:/etc/passwd", "zebra - like:/etc/passwd", "LIKE:photo.jpg"])
+def test_no_target_names_a_file(client: TestClient, target: str) -> None:
+    asked = {"image": CAT, "methods": [{"name": "gae"}], "targets": [target]}
+    assert "files are not read" in problem(client.post("/api/explain", json=asked), 422)
+
+
+def test_a_counterfactual_is_that_of_the_library(client: TestClient, model: Model) -> None:
+    (kind, told), (last, _) = finished(client, "/api/counterfactual", {"image": CAT, "to": "any", "proof": 0})
+    found = vitreous.counterfactual(model, PHOTOS / "cat.jpg", "any", proof=0)
+    assert (kind, last) == ("counterfactual", "done")
+    assert told["patches"] == list(found.patches) and told["certified"] is found.certified
+    assert told["path"]["to"] == pytest.approx(list(found.path.to), abs=1e-5)
+    if found.certified:
+        got = client.post("/api/erase", json={"image": CAT, "removed": told["patches"]}).json()
+        assert got["top"][0]["index"] == told["decision"]["index"]  # what the page shows after each click
+
+
+def test_a_counterfactual_that_cannot_be_asked_begins_no_job(client: TestClient, model: Model) -> None:
+    best = vitreous.Trace(model, [PHOTOS / "cat.jpg"]).output[0].argmax()
+    for body, said in (
+        ({"to": "zebrra"}, "did you mean"),
+        ({"to": int(best)}, "already"),
+        ({"to": "like:/etc/passwd"}, "files are not read"),
+        ({"model": "open_clip-vit-b-32"}, "no classifier"),
+    ):
+        assert said in problem(client.post("/api/counterfactual", json={"image": CAT, **body}), 422)
+
+
 def test_what_cannot_be_erased(client: TestClient) -> None:
     assert "out of range" in problem(client.post("/api/erase", json={"image": CAT, "removed": [16]}), 422)
     assert "at least one" in problem(client.post("/api/erase", json={"image": CAT, "removed": list(range(16))}), 422)

@@ -26,6 +26,7 @@ GROUPS = {
     ),
     "Measure": ("evaluate", "Score", "advise", "Advice"),
     "Images and words": ("ask", "Answer", "words", "Words", "Word"),
+    "Counterfactuals": ("counterfactual", "Counterfactual"),
     "Look inside": ("inspect", "with_registers", "maximize", "Maximized", "cass", "check", "Check", "Trace", "Layout"),
     "Targets": ("Class", "Top", "Contrast", "Concept", "Like", "Text", "Neuron", "Target"),
     "Whole data sets": ("run_leaderboard", "Leaderboard", "run_study", "open_study", "Study"),

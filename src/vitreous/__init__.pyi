@@ -70,7 +70,7 @@ from .trace.concept import Concept as Concept
 from .trace.concept import Text as Text
 from .trace.cuda_graphs import replay as replay
 from .trace.detection import Detection as Detection
-from .trace.latent import Latent as Latent
+from .trace.latents import Latent as Latent
 from .trace.latents import Latents as Latents
 from .trace.pairs import Like as Like
 from .trace.region import Region as Region

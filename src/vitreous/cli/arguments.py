@@ -87,7 +87,9 @@ Memory = Annotated[
 
 METHOD: dict[str, Any] = {"help": "Methods, separated by commas, or all; see: vitreous methods."}
 METHOD_NAMES = ("--method", "-x")
-TARGET = "What to explain: a class number or name, top-1, a-b, concept:NAME or text:WORDS; of labelled data also label."
+TARGET = (
+    "What to explain: a class, top-1, a-b, concept:NAME, latent:NAME#17 or text:WORDS; of labelled data also label."
+)
 MethodsOrDefault = Annotated[str | None, typer.Option(*METHOD_NAMES, **METHOD)]
 OneOrMoreMethods = Annotated[
     str | None, typer.Option(*METHOD_NAMES, **METHOD, show_default="the best quick map for a class")

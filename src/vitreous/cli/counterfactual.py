@@ -18,10 +18,7 @@ def counterfactual(
     *,
     source: Source,
     method: Annotated[
-        str | None,
-        typer.Option(
-            "--method", "-x", help="The map that gives the order of patches.", show_default="the best measured"
-        ),
+        str | None, typer.Option("--method", "-x", help="One method; see: vitreous methods.", show_default="the best")
     ] = None,
     options: SetOption = None,
     to: Annotated[
@@ -39,7 +36,7 @@ def counterfactual(
     search: Annotated[
         str, typer.Option("--search", help="map: the map's order alone; greedy: also the true effect of each patch.")
     ] = "greedy",
-    pool: Annotated[int, typer.Option("--pool", help="Patches that greedy tries at each step.", min=1)] = 24,
+    pool: Annotated[int, typer.Option("--pool", help="Patches that greedy tries at each step.", min=1)] = 64,
     proof: Annotated[
         int, typer.Option("--proof", help="Runs, at most, to show that no smaller set does it.", min=0)
     ] = 4096,

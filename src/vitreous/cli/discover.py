@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,30 @@ if TYPE_CHECKING:
     from vitreous.evaluation.discover.discover import Discovered
 
 
+@dataclass(frozen=True)
+class Latents:
+    """What is fitted, and how it is ranked and named."""
+
+    name: Annotated[str | None, typer.Option(help="Name of the latents; default: that of the data set.")] = None
+    by: Annotated[str, typer.Option(help="sae (a TopK sparse autoencoder) or nmf (semi-NMF).")] = "sae"
+    latents: Annotated[
+        int | None, typer.Option(help="How many; default: by the number of patches.", min=1, show_default=False)
+    ] = None
+    k: Annotated[
+        int | None,
+        typer.Option("--k", help="Latents that a patch may have, of sae; default: by --latents.", min=1),
+    ] = None
+    seeds: Annotated[int, typer.Option(help="Dictionaries that are fitted to tell which latents are stable.")] = 3
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of the fit; default: 1500 of sae, 60 of nmf.", min=1, show_default=False)
+    ] = None
+    candidates: Annotated[int, typer.Option(help="Latents that are ablated for each class.")] = 8
+    per_class: Annotated[int, typer.Option(help="Images of each class that they are ablated in, at most.")] = 32
+    words: Annotated[
+        Path | None, typer.Option(help="A file of words, one a line, to name latents by: needs a text tower.")
+    ] = None
+
+
 @app.command()
 @grouped
 def discover(
@@ -25,21 +50,7 @@ def discover(
     *,
     source: Source,
     layer: Annotated[int, typer.Option(help="The block whose patch tokens are taken apart; -2 is the last but one.")],
-    name: Annotated[str | None, typer.Option(help="Name of the latents; default: that of the data set.")] = None,
-    by: Annotated[str, typer.Option(help="sae (a TopK sparse autoencoder) or nmf (semi-NMF).")] = "sae",
-    latents: Annotated[
-        int | None, typer.Option(help="How many; default: by the number of patches.", min=1, show_default=False)
-    ] = None,
-    k: Annotated[
-        int | None,
-        typer.Option("--k", help="Latents that a patch may have, of sae; default: by --latents.", min=1),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Dictionaries that are fitted to tell which latents are stable.")] = 3,
-    candidates: Annotated[int, typer.Option(help="Latents that are ablated for each class.")] = 8,
-    per_class: Annotated[int, typer.Option(help="Images of each class that they are ablated in, at most.")] = 32,
-    words: Annotated[
-        Path | None, typer.Option(help="A file of words, one a line, to name latents by: needs a text tower.")
-    ] = None,
+    asked: Latents,
     limit: Limit = None,
     sample: Sample = None,
     seed: Seed = 0,
@@ -59,17 +70,23 @@ def discover(
     from vitreous.trace.latents import ENDING
 
     given = read_data(data)
-    called = name or named_after(given)
+    called = asked.name or named_after(given)
     if not called.strip() or Path(called).name != called or "#" in called:
         raise OptionError(f"--name {called!r}: give a plain name without folders and #")
     file = FOLDER / f"{called}{ENDING}"
     model = source.load()
-    options: dict[str, Any] = {"by": by, "latents": latents, "k": k, "seeds": seeds, "candidates": candidates}
-    options |= {"per_class": per_class, "words": words, "limit": limit, "sample": sample, "seed": seed}
+    options: dict[str, Any] = {
+        **vars(asked),
+        "layer": layer,
+        "name": called,
+        "limit": limit,
+        "sample": sample,
+        "seed": seed,
+    }
     folder = out / called
     try:
         with source.limited(), show_progress(False if as_json else None):
-            found = find(model, given, layer, name=called, out=folder, **options)
+            found = find(model, given, layer, **options, out=folder)
     except KeyboardInterrupt:
         typer.secho("note: run the same command again to resume from here", err=True, fg="yellow")
         raise
@@ -80,12 +97,12 @@ def discover(
 
 def refuse_other(file: Path, found: Discovered, overwrite: bool) -> None:
     """Raise if there are other latents in this file, or anything else."""
-    from vitreous.trace.latents import Latents
+    from vitreous.trace.latents import Latents as Stored
 
     if not os.path.lexists(file) or overwrite:
         return
     try:
-        before = Latents.load(file)
+        before = Stored.load(file)
     except TargetError:
         raise InputError(f"{file}: is there and holds no latents; give another --name") from None
     if before.digest != found.latents.digest:

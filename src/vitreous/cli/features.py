@@ -10,7 +10,7 @@ import typer
 
 from vitreous.cli.arguments import Cells, Images, PlaceOfImages, Source
 from vitreous.cli.groups import grouped
-from vitreous.cli.inspect import app, parse_numbers, parse_pair, report, write
+from vitreous.cli.inspect import OneLayer, app, parse_numbers, parse_pair, report, write
 from vitreous.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from vitreous.inspect import View
     from vitreous.models.model import Model
 
-LAYERS = "Layers from 0, or from the end by -1: 3, 0-5, 0,4,-1; or all."
+LAYERS = "Show only these layers: 0-5, or 0,4,-1."
 
 
 @dataclass(frozen=True)
 class Which:
     """Which features."""
 
-    layers: Annotated[str, typer.Option("--layers", "--layer", "-l", help=LAYERS)] = "-1"
+    layer: OneLayer = "-1"
+    layers: Annotated[str | None, typer.Option("--layers", help=LAYERS)] = None
     of: Annotated[str, typer.Option("--of", help="tokens that leave the block; queries, keys or values.")] = "tokens"
     norm: Annotated[
         bool | None,
@@ -35,8 +36,8 @@ class Which:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        numbers = None if self.layers == "all" else parse_numbers("--layers", self.layers)
-        return {"layers": numbers, "of": self.of, "norm": self.norm}
+        option, text = ("--layer", self.layer) if self.layers is None else ("--layers", self.layers)
+        return {"layers": None if text == "all" else parse_numbers(option, text), "of": self.of, "norm": self.norm}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Colours:
         Path | None, typer.Option("--save-basis", help="Write the basis, an .npz, for other images.")
     ] = None
     raw: Annotated[bool, typer.Option("--raw", help="Also write the features themselves into the .npz.")] = False
-    smooth: Annotated[bool, typer.Option("--smooth", help="Show smooth colours, not the true patches.")] = False
+    smooth: Annotated[bool, typer.Option("--smooth", help="Show smooth maps, not the true patches.")] = False
 
     @property
     def given(self) -> list[str]:
@@ -69,7 +70,7 @@ class Patch:
         str | None,
         typer.Option("--patch", "-p", help="Similarity to this patch of the first image: row and column from 0: 5,7."),
     ] = None
-    at: Annotated[str | None, typer.Option("--at", help="The same for a pixel x,y of the first image.")] = None
+    at: Annotated[str | None, typer.Option("--at", help="A pixel x,y of the image, in place of --patch.")] = None
     centred: Annotated[
         bool, typer.Option("--centred", help="Subtract the mean of all patches before they are compared.")
     ] = False

@@ -151,10 +151,10 @@ class Cues:
     classes: Annotated[
         str | None, typer.Option(help="Look at these classes only: names or numbers, separated by commas.")
     ] = None
-    clusters: Annotated[int, typer.Option(help="Test at most so many clusters of a class.", min=1)] = 12
-    parts: Annotated[int, typer.Option(help="Take so many of the most relevant patches of an image.", min=1)] = 16
+    clusters: Annotated[int, typer.Option(help="Test at most N clusters of a class.", min=1)] = 12
+    parts: Annotated[int, typer.Option(help="Parts of an image: its N most relevant patches.", min=1)] = 16
     images: Annotated[int, typer.Option(help="Leave out classes with fewer images.", min=4)] = 10
-    hosts: Annotated[int, typer.Option(help="Insert each cue into so many images of other classes.", min=4)] = 24
+    hosts: Annotated[int, typer.Option(help="Insert each cue into N images of other classes.", min=4)] = 24
     level: Annotated[float, typer.Option(help="The chance of any false alarm.")] = 0.05
 
 

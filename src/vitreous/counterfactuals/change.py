@@ -113,4 +113,4 @@ def matched(trace: Trace, other: Trace) -> Matches:
     except Unsupported as error:
         raise Unsupported(f"places=matched compares patch features, and {error}; use places=same") from None
     one, two = (torch.nn.functional.normalize(some, dim=-1) for some in features)
-    return (one @ two.mT).argmax(1)
+    return (one @ two.mT).argmax(1).cpu()

@@ -26,7 +26,7 @@ from vitreous.trace.views import Views
 from vitreous.types import Map
 
 METHOD = "token_ablation"  # by default, where the model supports it
-POOL = 24
+POOL = 64  # patches that each step of the growth tries
 PROOF = 4096  # runs, at most, of an exhaustive search
 WHAT = "counterfactual"
 How = Literal["map", "greedy"]

@@ -126,7 +126,7 @@ class Counterfactual:
         left = f"{self.source.label} {self.source.before:.0%} → {self.source.after:.0%}"
         if not self.certified:
             nearest = f"{left}, {self.to.label} {self.to.before:.0%} → {self.to.after:.0%}"
-            return f"not turned to {self.to.label}; nearest with {count} {how}: {nearest}"
+            return f"Not turned to {self.to.label}; nearest with {count} {how}: {nearest}"
         sure = ", the fewest possible" if self.optimal else ", none can be put back" if self.minimal else ""
         return f"{count} {how}{sure}: {left}, {self.decision.label} → {self.decision.after:.0%}"
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Sets = Bool[Tensor, "V n"]
@@ -43,8 +44,9 @@ class Proof(NamedTuple):
 def as_sets(listed: Sequence[Sequence[int]], count: int, device: torch.device) -> Sets:
     """Lists of patches as rows of a mask."""
     sets = torch.zeros(len(listed), count, dtype=torch.bool)
-    rows = [row for row, patches in enumerate(listed) for _ in patches]
-    sets[rows, [patch for patches in listed for patch in patches]] = True
+    sizes = torch.tensor([len(patches) for patches in listed])
+    rows = torch.arange(len(listed)).repeat_interleave(sizes)
+    sets[rows, torch.tensor([patch for patches in listed for patch in patches], dtype=torch.long)] = True
     return sets.to(device)
 
 
@@ -130,11 +132,11 @@ class Search:
             if budget < 0:
                 return Proof(size)
             best = Reached([], 0.0)
-            for block in blocks(combinations(range(self.count), size)):
-                margins = self.measure(block)
-                top = max(range(len(block)), key=lambda i: margins[i])
-                if margins[top] > best.margin:
-                    best = Reached(block[top], margins[top])
+            for block in blocks(self.count, size):
+                sets = torch.zeros(len(block), self.count, dtype=torch.bool).scatter_(1, block, True)
+                top, margin = largest(self.margin(sets.to(self.device)))
+                if margin > best.margin:
+                    best = Reached(block[top].tolist(), margin)
             if best.turns:
                 return Proof(size, best)
         return Proof(below)
@@ -144,6 +146,14 @@ def without(patches: Patches, back: Sequence[int]) -> Patches:
     return [patch for patch in patches if patch not in back]
 
 
-def blocks(sets: Iterator[tuple[int, ...]]) -> Iterator[list[Patches]]:
-    while block := [list(one) for one in islice(sets, BLOCK)]:
-        yield block
+def largest(margins: Margins) -> tuple[int, float]:
+    """Where the largest margin is, and how large it is."""
+    top = int(margins.argmax())
+    return top, float(margins[top])
+
+
+def blocks(count: int, size: int) -> Iterator[Int[Tensor, "V size"]]:
+    """All sets of so many patches, some at a time."""
+    flat = chain.from_iterable(combinations(range(count), size))
+    while len(block := np.fromiter(islice(flat, BLOCK * size), np.int64)):
+        yield torch.from_numpy(block).view(-1, size)

@@ -10,9 +10,8 @@ that takes the mean of its patches. The mean, because it is linear: what two pat
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,46 +28,13 @@ from vitreous.models.inputs import Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.models.output import Form
-from vitreous.trace.latents import Latents
+from vitreous.trace.latents import Latent, Latents
 from vitreous.trace.run import block_of
-from vitreous.trace.target import Contrast, Target
+from vitreous.trace.target import Contrast
 from vitreous.trace.trace import Trace
-from vitreous.types import Extent, Images, Output, Scores
+from vitreous.types import Extent, Images
 
 _SIBLINGS: WeakKeyDictionary[Trace, dict[str, Trace]] = WeakKeyDictionary()  # the same images, latents as the output
-
-
-@dataclass(frozen=True, eq=False)
-class Latent(Target):
-    """The mean activation of one latent over the patches."""
-
-    latents: Latents
-    index: int
-    read: bool = False  # whether it is applied to the outputs of the model that returns latents
-
-    def __call__(self, output: Output, embedding: Tensor) -> Scores:
-        if not self.read:
-            said = f"{self} is read from the patches of layer {self.latents.layer}, not from the output"
-            raise TargetError(f"{said}; vitreous.explain, evaluate and the command explain take it")
-        return output[:, self.index]
-
-    def check(self, model: Model, outputs: int | None = None) -> None:
-        if isinstance(model, LatentModel):
-            if model.latents.digest != self.latents.digest:
-                raise TargetError(f"{self}: targets of one image must be of the same latents ({model.latents.name})")
-        else:
-            self.latents.check(model)
-
-    def __str__(self) -> str:
-        return f"latent:{self.latents.name}#{self.index}"
-
-    def title(self, model: Model, output: Output, index: int) -> str:
-        said = f"latent {self.latents.name} {self.latents.label(self.index)}"
-        return f"{said} {float(output[index, self.index]):.3g}" if self.read else said
-
-    @property
-    def identity(self) -> Hashable:
-        return str(self), self.latents.digest
 
 
 class Left(BaseException):

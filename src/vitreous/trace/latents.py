@@ -1,6 +1,6 @@
 """A dictionary of latents: directions that the patch tokens of one layer are made of, few at a time.
 
-x ≈ m + Σ_j a_j·d_j        x a patch token that leaves the layer, m the mean token, ‖d_j‖ = 1, a_j ≥ 0
+x ≈ m + Σ_j a_j·d_j        x a patch token that leaves the layer, ‖d_j‖ = 1, a_j ≥ 0; m the mean token, of nmf 0
 sae   a = TopK_k(relu(W·x + b))                                        an encoder that was trained with the d_j
 nmf   a = argmin_{a ≥ 0} ‖x − m − Σ_j a_j·d_j‖², by projected gradients   none but the d_j
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ from vitreous.errors import TargetError, nearest, one_line
 from vitreous.models.fingerprint import fingerprint
 from vitreous.models.model import Model
 from vitreous.trace.concept import FOLDER
+from vitreous.trace.target import Target
+from vitreous.types import Output, Scores
 
 FORMAT = "vitreous latents"
 ENDING = ".latents.safetensors"
@@ -65,10 +67,8 @@ class Latents:
     def __repr__(self) -> str:
         return f"Latents({self.name}, {len(self)} of layer {self.layer}, {self.kind})"
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Latent:
         """One latent as a target."""
-        from vitreous.trace.latent import Latent
-
         return Latent(self, self.checked(index))
 
     def checked(self, index: int) -> int:
@@ -161,6 +161,39 @@ class Latents:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class Latent(Target):
+    """The mean activation of one latent over the patches."""
+
+    latents: Latents
+    index: int
+    read: bool = False  # whether it is applied to the outputs of the model that returns latents
+
+    def __call__(self, output: Output, embedding: Tensor) -> Scores:
+        if not self.read:
+            said = f"{self} is read from the patches of layer {self.latents.layer}, not from the output"
+            raise TargetError(f"{said}; vitreous.explain, evaluate and the command explain take it")
+        return output[:, self.index]
+
+    def check(self, model: Model, outputs: int | None = None) -> None:
+        own = getattr(model, "latents", None)  # of the model that returns them
+        if own is None:
+            self.latents.check(model)
+        elif own.digest != self.latents.digest:
+            raise TargetError(f"{self}: targets of one image must be of the same latents ({own.name})")
+
+    def __str__(self) -> str:
+        return f"latent:{self.latents.name}#{self.index}"
+
+    def title(self, model: Model, output: Output, index: int) -> str:
+        said = f"latent {self.latents.name} {self.latents.label(self.index)}"
+        return f"{said} {float(output[index, self.index]):.3g}" if self.read else said
+
+    @property
+    def identity(self) -> Hashable:
+        return str(self), self.latents.digest
+
+
 def keep_largest(values: Activations, k: int) -> Activations:
     """The k largest of the last axis, and zeros; 0: all."""
     if not 0 < k < values.shape[-1]:
@@ -171,15 +204,19 @@ def keep_largest(values: Activations, k: int) -> Activations:
 
 
 def nonnegative(
-    x: Tokens, decoder: Float[Tensor, "K D"], start: Activations | None = None, steps: int = STEPS
+    x: Tokens,
+    decoder: Float[Tensor, "K D"],
+    start: Activations | None = None,
+    steps: int = STEPS,
+    penalty: Tensor | float = 0.0,
 ) -> Activations:
-    """argmin_{a ≥ 0} ‖x − a·D‖² by projected gradients: a ← relu(a − (a·DDᵀ − x·Dᵀ)/λ), λ the largest eigenvalue.
+    """argmin_{a ≥ 0} ½‖x − a·D‖² + λ·Σa by projected gradients: a ← relu(a − (a·DDᵀ − x·Dᵀ + λ)/L), L = ‖DDᵀ‖.
 
-    No step increases the error.
+    No step increases what is minimised.
     """
     gram = decoder @ decoder.mT
     step = 1 / torch.linalg.matrix_norm(gram, 2).clamp_min(1e-12)
-    turn, pull = torch.eye(len(gram)).to(gram) - gram * step, F.linear(x, decoder) * step
+    turn, pull = torch.eye(len(gram)).to(gram) - gram * step, (F.linear(x, decoder) - penalty) * step
     a = F.relu(pull) if start is None else start
     for _ in range(steps):
         a = F.relu(F.linear(a, turn) + pull)

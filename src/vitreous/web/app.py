@@ -12,7 +12,18 @@ from starlette.exceptions import HTTPException
 
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
-from vitreous.web import attention, concepts, explain, exports, faithfulness, features, heads, info, problems
+from vitreous.web import (
+    attention,
+    concepts,
+    counterfactual,
+    explain,
+    exports,
+    faithfulness,
+    features,
+    heads,
+    info,
+    problems,
+)
 from vitreous.web.common import PROBLEMS
 from vitreous.web.docs import page
 from vitreous.web.engine import Engine
@@ -47,7 +58,7 @@ def inner_app(engine: Engine, *, alone: bool = False) -> FastAPI:
     )
     app.state.engine, app.state.alone = engine, alone
     api = APIRouter(prefix="/api", responses=PROBLEMS)
-    for part in (info, exports, explain, attention, concepts, faithfulness, heads, features):
+    for part in (info, exports, explain, attention, concepts, faithfulness, counterfactual, heads, features):
         api.include_router(part.router)
     app.include_router(api)
     app.add_exception_handler(HTTPException, problems.on_http)

@@ -59,6 +59,8 @@ def read(engine: Engine, served: Served, text: str, outputs: int) -> Target:
         return parse_kind("text", rest.strip(), served.model, outputs)
     if colon and kind.lower() == "latent":
         return parse_latent(rest.strip(), served.model, files=False)
+    if re.search(r"(^|-)\s*like:", text.lower()):
+        raise TargetError(f"{text[:60]!r}: files are not read here; vitreous explain --like compares two images")
     if "concept:" in text.lower() or "latent:" in text.lower() or ";" in text:
         raise TargetError(f"{text[:60]!r} is not one target; give a class, top-1, a-b or concept:NAME")
     found = parse(text, served.model, outputs)

@@ -77,13 +77,15 @@ class Views:
     """The photos and maps of a few images, as one model sees them."""
 
     def __init__(self, study: Study, wanted: set[str]) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         self.study = study
         self.photos: dict[str, bytes] = {}
         for table in study.tables(["image", "photo"]) if wanted else ():
-            names = table["image"].to_pylist()
-            kept = [i for i, name in enumerate(names) if name in wanted]
-            photos = table["photo"].take(kept).to_pylist()
-            self.photos |= {names[i]: photo for i, photo in zip(kept, photos) if photo}
+            kept = table.filter(pc.is_in(table["image"], pa.array(sorted(wanted))))
+            rows = zip(kept["image"].to_pylist(), kept["photo"].to_pylist())
+            self.photos |= {name: photo for name, photo in rows if photo}
         self.maps = {name: one["map"] for name in wanted for one in study.iter_maps(image=name)}
         self.own: dict[str, np.ndarray] = {}  # of the model's own answer, where that is not the target
         for name in wanted:

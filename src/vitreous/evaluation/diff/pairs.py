@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Pair:
         """Whether the answers are the same."""
         return self.numbers[0] == self.numbers[1]
 
-    @property
+    @cached_property
     def noisy(self) -> float:
         """What noise explains: the largest distance under A's augmentations, or the median under B's if it is larger.
 

@@ -123,15 +123,15 @@ def plan_diff(
     for model in models:
         show_inputs(model, data)
         refuse(model)
-    kind, notes = make_kind(models[0], models[1], wanted)
+    kind, notes = make_kind(models[0], models[1], wanted, data.beside([0]))
     ready = sources if far else [replace(one, ready=model) for one, model in zip(sources, models)]
     planned, _ = plan(kind, ready, data, batch=batch, shard=shard, device="cpu" if far else device, choice=choice)
     return replace(planned, notes=[*planned.notes, *notes])
 
 
-def make_kind(a: Model, b: Model, wanted: Wanted) -> tuple[Diff, list[str]]:
+def make_kind(a: Model, b: Model, wanted: Wanted, beside: Any = None) -> tuple[Diff, list[str]]:
     """The kind of study with all its options, checked, and notes for the reader."""
-    name = METHODS[wanted.method].name if wanted.method else usual_method(a, b)
+    name = METHODS[wanted.method].name if wanted.method else usual_method((a, b), beside)
     if not METHODS[name].targeted:
         raise OptionError(f"{name} does not depend on a class, so its maps are no reasons for one; try centred_lrp")
     measure = None if wanted.metric is None else METRICS[wanted.metric]

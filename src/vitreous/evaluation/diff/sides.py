@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from vitreous.errors import TargetError
+from vitreous.attribute import attribute
+from vitreous.errors import TargetError, Unsupported
 from vitreous.evaluation.diff.measures import Corners
 from vitreous.models.labels import ClassNames, names
 from vitreous.models.match_labels import SAME
 from vitreous.models.model import Model
+from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS
-from vitreous.trace.apply import why_not
+from vitreous.trace.trace import Trace
 
 SIZES = ((400, 400), (600, 400), (400, 600))  # of images: what is seen of all of them must lie alike
 NEAR = 0.02  # of a view: boxes that differ by less are the same
 
 
-def usual_method(a: Model, b: Model) -> str:
-    """The best quick map for a class that works on both."""
+def usual_method(models: Sequence[Model], beside: Any = None) -> str:
+    """The best quick map for a class that works on all, tried on noise; `beside`: what the network gets with it."""
     ranked = sorted((one for one in METHODS.values() if one.default and one.targeted), key=lambda one: one.default)
-    able = [one for one in ranked if all(why_not(model.layout, model.name, one) is None for model in (a, b))]
-    return (able or ranked)[0].name
+    refused: list[Unsupported] = []
+    for declared in ranked:
+        try:
+            for model in models:
+                trace = Trace(model, noise_images(model, model.size)[:1], beside)
+                attribute(trace, declared, None, declared.check({}), strict=False)
+            return declared.name
+        except Unsupported as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def match_classes(a: Model, b: Model) -> tuple[list[int] | None, list[str]]:

@@ -17,6 +17,7 @@ from vitreous.evaluation.diff.pairs import Gathered, Pair
 from vitreous.evaluation.study.findings import Table
 
 ROWS, COLUMNS = ("upper", "middle", "lower"), ("left", "centre", "right")
+SEEN = 0.005  # of the relevance: less is shown as 0.00
 CLASSES = 10  # rows of the table of classes
 
 
@@ -67,24 +68,30 @@ def sentences(found: Counted, gathered: Gathered, done: Sequence[Check], names: 
         )
     if gathered.missing is not None:
         told.append(f"Without faithfulness: {gathered.missing}")
+    every = [pair.gained for pair in gathered.pairs if pair.same]
     kept = [pair.gained for pair in gathered.pairs if pair.same and pair.moved]
     flipped = [pair.answered for pair in gathered.pairs if not pair.same]
     told += [
-        f"Where the relevance went in {what}, B − A as shares of a map: {where_to(gains)}."
+        f"Where the relevance went in {what}, B − A as shares of a map: {went}."
         for what, gains in (
+            (f"all {count_of(len(every), 'image')} of the same answer", every),
             (f"the {count_of(len(kept), 'image')} of the same answer and another reason", kept),
             (f"the {count_of(len(flipped), 'image')} of another answer, each model explaining its own", flipped),
         )
-        if len(gains) > 1
+        if (went := where_to(gains))
     ]
     return told
 
 
 def where_to(gained: Sequence[np.ndarray]) -> str:
-    """The ninth of the image that gained most relevance and the one that lost most, over several images."""
+    """The ninth of the image that gained most relevance and the one that lost most; nothing of nothing."""
+    if len(gained) < 2:
+        return ""
     gains = np.stack([ninths(one) for one in gained], 1)  # [9 n]
     low, high = intervals(gains)
     mean = gains.mean(1)
+    if np.abs(mean).max() < SEEN:
+        return ""
     most, least = int(mean.argmax()), int(mean.argmin())
     named = [f"{ROWS[k // 3]} {COLUMNS[k % 3]}" for k in range(9)]
 

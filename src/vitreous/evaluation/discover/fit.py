@@ -2,7 +2,8 @@
 
 sae   min ‖x̂ − D·TopK_k(relu(W·x̂ + b))‖², x̂ = (x − m)/s; ‖d_j‖ = 1, W starts as Dᵀ; a latent that no token uses any more
       begins again at what the others leave of a badly explained token
-nmf   min ‖x − m − a·D‖², a ≥ 0: a by projected gradients, D by least squares, in turn; the error never grows
+nmf   min ½‖x − D·a‖² + λ·Σa, a ≥ 0: a by projected gradients and the d_j one by one, in turn; it never grows. The mean
+      stays in the tokens, and λ is small: of all cones that hold them it prefers the narrowest, whose edges are the d_j
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from vitreous.trace.latents import KINDS, Latents, keep_largest, nonnegative
 BATCH = 2048  # tokens of a step
 STEPS = {"sae": 1500, "nmf": 60}
 RATE = 2e-3
+PENALTY = 0.05  # λ of semi-NMF, of the mean length of a token
 LOOKS = 8  # times that dead latents are looked for, in the first three quarters of the steps
 STABLE = 0.7  # the mean cosine of matched directions from which a latent counts as stable
 
@@ -123,22 +125,26 @@ def revive(
 
 
 def fit_nmf(tokens: Rows, size: Size, seed: int, steps: int) -> tuple[Latents, list[float]]:
-    chance = torch.Generator().manual_seed(seed)
-    mean = tokens.mean(0)
-    data, losses = tokens - mean, []
+    chance, losses = torch.Generator().manual_seed(seed), []
+    length = tokens.norm(dim=1).mean().clamp_min(1e-12)
     with torch.no_grad():
-        decoder = begin(data, size.latents, chance)
-        a = nonnegative(data, decoder, steps=20)
+        decoder = begin(tokens / length, size.latents, chance)
+        a = nonnegative(tokens, decoder, steps=20, penalty=PENALTY * length)
         for _ in told(range(steps), steps, f"fitting {size.latents} latents"):
-            gram = a.mT @ a
-            ridge = 1e-7 * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
-            better = torch.linalg.solve(gram + ridge, a.mT @ data)
-            length = better.norm(dim=1)
-            there = length > 1e-8 * length.max().clamp_min(1e-30)  # a latent that no token has keeps its direction
-            decoder = torch.where(there[:, None], F.normalize(better, dim=1), decoder)
-            a = nonnegative(data, decoder, torch.where(there, a * length, a), steps=10)
-            losses.append((data - a @ decoder).square().sum(1).mean())
-    return Latents("", 0, "nmf", mean, decoder), torch.stack(losses).tolist()
+            turned(decoder, a, tokens)
+            a = nonnegative(tokens, decoder, a, 10, PENALTY * length)
+            error = (tokens - a @ decoder).square().sum(1) / 2 + PENALTY * length * a.sum(1)
+            losses.append(error.mean())
+    return Latents("", 0, "nmf", torch.zeros_like(tokens[0]), F.normalize(decoder, dim=1)), torch.stack(losses).tolist()
+
+
+def turned(decoder: Float[Tensor, "K D"], a: Float[Tensor, "n K"], tokens: Rows) -> None:
+    """Move each direction to where the error is least, not longer than 1, in place; one that no token has stays."""
+    gram, pull = a.mT @ a, a.mT @ tokens
+    for j in range(len(decoder)):
+        if gram[j, j] > 0:
+            best = decoder[j] + (pull[j] - gram[j] @ decoder) / gram[j, j]
+            decoder[j] = best / best.norm().clamp_min(1)
 
 
 # ------------------------------------------------------------------------------------------------------------- quality
@@ -160,11 +166,12 @@ class Quality:
 def quality(latents: Latents, images: list[Rows]) -> Quality:
     """Measured image by image."""
     explained, active, share, count = [], [], np.zeros(len(latents)), 0
+    mean = torch.stack([tokens.mean(0) for tokens in images]).mean(0)
     for tokens in images:
         own = latents.to(tokens.new_zeros(0))
         a = own.encode(tokens)
         rest = (tokens - own.decode(a)).square().sum()
-        explained.append(1 - float(rest / (tokens - own.mean).square().sum().clamp_min(1e-30)))
+        explained.append(1 - float(rest / (tokens - mean).square().sum().clamp_min(1e-30)))
         active.append(float((a > 0).sum(-1).float().mean()))
         share += (a > 0).sum(0).cpu().numpy()
         count += len(tokens)
@@ -197,7 +204,8 @@ def stability(first: Latents, others: list[Latents], tokens: Rows, seed: int = 0
     if not others:
         return None
     found = np.stack([matched(first.decoder, other.decoder) for other in others])
-    return Stability(found.mean(0), found.max(0), matched(first.decoder, random_directions(tokens, len(first), seed)))
+    control = random_directions(tokens - first.mean.to(tokens), len(first), seed)
+    return Stability(found.mean(0), found.max(0), matched(first.decoder, control))
 
 
 def matched(one: Float[Tensor, "K D"], other: Float[Tensor, "J D"]) -> Float[np.ndarray, "K"]:
@@ -210,7 +218,7 @@ def matched(one: Float[Tensor, "K D"], other: Float[Tensor, "J D"]) -> Float[np.
 
 
 def random_directions(tokens: Rows, count: int, seed: int = 0) -> Float[Tensor, "{count} D"]:
-    """Random directions that vary as the tokens do: normal numbers with their covariance."""
+    """Random directions that vary as the tokens do, on the side where these are: random sums of them."""
     chance = torch.Generator().manual_seed(seed + 7919)
-    weights = torch.randn(count, len(tokens), generator=chance).to(tokens)
-    return F.normalize(weights @ (tokens - tokens.mean(0)), dim=1)
+    found = torch.randn(count, len(tokens), generator=chance).to(tokens) @ tokens
+    return F.normalize(torch.where((found @ tokens.mean(0) < 0)[:, None], -found, found), dim=1)

@@ -13,8 +13,8 @@ from PIL import Image
 
 from vitreous._support.files import write_whole
 from vitreous._support.words import count_of
-from vitreous.evaluation.discover.discover import Discovered, told_effect
 from vitreous.evaluation.discover.rank import Effect, Spread, signed
+from vitreous.evaluation.discover.result import Found, told_effect
 from vitreous.evaluation.report.files import parquet
 from vitreous.evaluation.report.page import data_uri, whole_page
 from vitreous.plot.figure import save_figure
@@ -26,7 +26,7 @@ EACH = 8  # on one sheet
 SHOWN_CLASSES = 3  # latents of a class in the table of the report
 
 
-def write_report(found: Discovered, folder: Path) -> list[Path]:
+def write_report(found: Found, folder: Path) -> list[Path]:
     """Write everything; what was stored for a resumed run is removed."""
     name = found.latents.name
     files = [found.latents.save(folder / f"{name}{ENDING}")]
@@ -58,7 +58,7 @@ def clean(value: float) -> float | None:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def latent_rows(found: Discovered) -> list[dict[str, Any]]:
+def latent_rows(found: Found) -> list[dict[str, Any]]:
     """One row for each latent."""
     rows = []
     has = (found.seen["most"] > 0).float().mean(0)
@@ -86,7 +86,7 @@ def latent_rows(found: Discovered) -> list[dict[str, Any]]:
     return rows
 
 
-def findings(found: Discovered) -> dict[str, Any]:
+def findings(found: Found) -> dict[str, Any]:
     """What was found, as numbers with intervals."""
     stability, latents = found.stability, found.latents
     explained, active = found.explained, Spread.of(found.quality.active, found.search.seed)
@@ -121,7 +121,7 @@ def findings(found: Discovered) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
-def show(found: Discovered, latents: list[int]) -> dict[int, Shown]:
+def show(found: Found, latents: list[int]) -> dict[int, Shown]:
     """The patches and images of some latents."""
     wanted: dict[int, list[int]] = defaultdict(list)
     for j in latents:
@@ -139,7 +139,7 @@ def show(found: Discovered, latents: list[int]) -> dict[int, Shown]:
     return shown
 
 
-def lines_on(found: Discovered, j: int) -> list[str]:
+def lines_on(found: Found, j: int) -> list[str]:
     """What the sheet says on a latent."""
     lines = [f"in {float(found.seen['share'][:, j].mean()):.1%} of the patches"]
     if found.stability is not None:
@@ -151,14 +151,14 @@ def lines_on(found: Discovered, j: int) -> list[str]:
     return lines
 
 
-def sheet(found: Discovered, shown: list[Shown]) -> Any:
+def sheet(found: Found, shown: list[Shown]) -> Any:
     latents = found.latents
     title = f"Latents of layer {latents.layer}: {latents.name}"
     about = "above: the patch where the latent is largest, with what is around it; below: its activation in the image"
     return latents_figure(shown, title, about, found.model.name)
 
 
-def page(found: Discovered, shown: dict[int, Shown]) -> str:
+def page(found: Found, shown: dict[int, Shown]) -> str:
     """The report: one file that works offline."""
     latents, stability = found.latents, found.stability
     kind = "sparse autoencoder" if latents.kind == "sae" else "semi-NMF"
@@ -198,7 +198,7 @@ def page(found: Discovered, shown: dict[int, Shown]) -> str:
     )
 
 
-def class_rows(found: Discovered) -> list[list[str]]:
+def class_rows(found: Found) -> list[list[str]]:
     """The first latents of each class, with their effects and controls."""
     by: dict[int, list[Effect]] = defaultdict(list)
     for effect in found.effects:

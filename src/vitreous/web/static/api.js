@@ -82,7 +82,7 @@ addEventListener("pagehide", () => {
   for (const id of open) fetch(`/api/jobs/${id}`, { method: "DELETE", keepalive: true });
 });
 
-const EVENTS = ["queued", "progress", "map", "curve", "inside", "problem", "done", "cancelled", "failed"];
+const EVENTS = ["queued", "progress", "map", "curve", "counterfactual", "inside", "problem", "done", "cancelled", "failed"];
 
 /** How to start a job and listen, on(name, data). The promise `ended` comes true at its end; `cancel` stops it. */
 export const job = (path, body) => (on) => {

@@ -1,6 +1,7 @@
 // Does the model lose what the map points at? Curves beside chance, and an eraser.
 
 import * as api from "./api.js";
+import { counterfactual } from "./counterfactual.js";
 import { eraser } from "./eraser.js";
 import { explain } from "./explain.js";
 import { Holes } from "./holes.js";
@@ -48,6 +49,7 @@ export const faithfulness = {
     panel.append(el("div.head", lead, bar, parts.metric, parts.subject), trouble,
       el("div.panels", el("div.panel.wide", chart, areas), el("div.panel.side", preview, caption)));
     eraser.begin(panel);
+    counterfactual.begin(panel);
   },
 
   async update(what) {
@@ -61,6 +63,7 @@ export const faithfulness = {
       at = { curve: 0, point: null };
     }
     eraser.update(what);
+    counterfactual.update();
     explain.update(what);
     await explain.busy();
     if (state.tab !== "faithfulness") return;

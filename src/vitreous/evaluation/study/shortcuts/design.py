@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,9 +14,7 @@ from vitreous._support.words import plain
 from vitreous.evaluation.study.columns import flat_arrays
 from vitreous.evaluation.study.kind import Rows
 from vitreous.evaluation.study.shortcuts.cluster import Found, find_clusters, unit
-
-if TYPE_CHECKING:
-    from vitreous.evaluation.study.shortcuts.kind import Options, Shortcuts
+from vitreous.evaluation.study.shortcuts.options import Options
 
 SHEET = 8  # images on a contact sheet
 COLUMNS = ["target", "target_label", "error", "places", "shares", "inside", "parts", "parts_shape"]
@@ -51,10 +49,9 @@ def read_images(study: Rows) -> tuple[list[Image], dict[int, str]]:
     return found, names
 
 
-def design_of(kind: Shortcuts, study: Rows) -> dict[str, Any]:
+def design_of(options: Options, layer: int, study: Rows) -> dict[str, Any]:
     """The clusters of every class and the insertions that test them, as JSON can hold it."""
-    options, (images, names) = kind.settings, read_images(study)
-    layer = kind.layer(study.about["layers"])
+    images, names = read_images(study)
     if not images:
         return {"layer": layer, "mean": pack(np.zeros(0)), "classes": [], "clusters": [], "pairs": []}
     mean = np.mean([image.features.mean(0, dtype=np.float64) for image in images], 0)

@@ -17,7 +17,7 @@ from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene
 from vitreous.evaluation.study.shortcuts.cluster import assigned, unit
 from vitreous.evaluation.study.shortcuts.design import SHEET, unpack
 from vitreous.evaluation.study.shortcuts.parts import features_of
-from vitreous.evaluation.study.shortcuts.perturb import inserted, mask_of, without
+from vitreous.evaluation.study.shortcuts.perturb import inserted, mask_of, unchanged, without
 from vitreous.metrics.case import Case
 from vitreous.registry import METRICS
 from vitreous.trace.target import Target
@@ -198,14 +198,14 @@ def insert(scene: Scene, plan: Plan, columns: Columns) -> None:
     chance = [mask_of(some[: len(pair[3])], patches) for some, (_, pair) in zip(drawn, asked)]
     cue = [mask_of(pair[3], patches) for _, pair in asked]
     ordinary = [mask_of(as_many(pair, some), patches) for some, (_, pair) in zip(drawn, asked)]
-    none = [np.zeros(patches, bool)] * len(asked)
+    before = unchanged(trace, rows, classes).probability
     donors = [given[pair[2]] for _, pair in asked]
     others = [given[pair[4]] for _, pair in asked]
-    masks = np.stack([*none, *cue, *ordinary, *chance])
-    found = inserted(trace, rows * 4, [*donors, *donors, *others, *donors], masks, classes * 4)
-    p, best = found.probability.reshape(4, -1), found.best.reshape(4, -1)
+    masks = np.stack([*cue, *ordinary, *chance])
+    found = inserted(trace, rows * 3, [*donors, *others, *donors], masks, classes * 3)
+    p, best = found.probability.reshape(3, -1), found.best.reshape(3, -1)
     for n, (i, pair) in enumerate(asked):
-        values = (pair[1], p[0, n], p[1, n], best[1, n], p[2, n], best[2, n], p[3, n])
+        values = (pair[1], before[n], p[0, n], best[0, n], p[1, n], best[1, n], p[2, n])
         for name, value in zip(INSERTION, values):
             columns[name][i].append(value)
 

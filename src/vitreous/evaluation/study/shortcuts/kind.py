@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitreous._support.memory import out_of_memory
 from vitreous.errors import OptionError, Unsupported
 from vitreous.evaluation.study.findings import Findings
 from vitreous.evaluation.study.kind import Kind, Outcome, Rows, Scene, Settings
 from vitreous.evaluation.study.maps import check_methods, pick_methods
+from vitreous.evaluation.study.shortcuts.design import design_of
+from vitreous.evaluation.study.shortcuts.effects import Effects
+from vitreous.evaluation.study.shortcuts.options import Options, checked
 from vitreous.evaluation.study.shortcuts.parts import parts_of, usual_layer
+from vitreous.evaluation.study.shortcuts.tell import shortcut_findings
 from vitreous.models.model import Model
 from vitreous.models.output import Form, Meaning
 from vitreous.registry import METHODS
@@ -23,25 +26,6 @@ from vitreous.trace.target import Class
 
 if TYPE_CHECKING:
     import pyarrow
-
-
-class Options(BaseModel):
-    """The options of the study itself."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    layer: int | None = Field(None, description="the block whose patch features are clustered; default: the middle one")
-    parts: int = Field(16, ge=1, le=256, description="the most relevant patches of an image that are its parts")
-    clusters: int = Field(12, ge=1, le=100, description="clusters of a class that are tested, at most")
-    classes: tuple[str, ...] | None = Field(None, description="classes to look at, by name or number; default: all")
-    images: int = Field(10, ge=4, description="a class with fewer images is left out")
-    least: int = Field(3, ge=2, description="a cluster has parts of so many images at least")
-    hosts: int = Field(24, ge=4, le=1000, description="images of other classes into which a cue is inserted")
-    donors: int = Field(8, ge=1, le=100, description="images that a cue is taken from, those where it weighs most")
-    level: float = Field(0.05, gt=0, lt=1, description="the chance of any false alarm in one model")
-    margin: float = Field(0.05, ge=0, lt=1, description="how much a cue must add to the probability for an alarm")
-    indexed: int = Field(2, ge=0, description="images of a cluster whose A-TSI and M-TSI are computed, with masks")
-    seed: int = Field(0, ge=0, description="the seed of all random choices")
 
 
 @dataclass(frozen=True)
@@ -138,30 +122,15 @@ class Shortcuts(Kind):
         return Outcome(columns, np.asarray(found.map, np.float32), found.features, errors=found.errors)
 
     def next_phase(self, study: Rows) -> Kind | None:
-        from vitreous.evaluation.study.shortcuts.design import design_of
-        from vitreous.evaluation.study.shortcuts.effects import Effects
-
-        return Effects({name: design_of(self, study.of(name)) for name in study.models})
+        each = {name: study.of(name) for name in study.models}
+        layers = {name: self.layer(rows.about["layers"]) for name, rows in each.items()}
+        return Effects({name: design_of(self.settings, layers[name], rows) for name, rows in each.items()})
 
     def findings(self, study: Rows) -> Findings:
-        from vitreous.evaluation.study.shortcuts.tell import shortcut_findings
-
-        return shortcut_findings(self, study)
+        return shortcut_findings(self.settings, study)
 
 
 def usual_method() -> str:
     """The package's default map for a class."""
     ranked = sorted((one for one in METHODS.values() if one.default and one.targeted), key=lambda one: one.default)
     return ranked[0].name
-
-
-def checked(given: Mapping[str, Any]) -> Options:
-    try:
-        return Options(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][:1])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(Options.model_fields)
-            raise OptionError(f"the study shortcuts has no option {name!r}; it has {known}") from None
-        raise OptionError(f"shortcuts.{name}={first['input']!r}: {first['msg'].lower()}") from None

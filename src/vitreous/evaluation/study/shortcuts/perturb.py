@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
@@ -37,9 +38,18 @@ def answers(trace: Trace, classes: Sequence[int], run: Callable[[slice], Finishe
     size = batch_size(trace.layout.footprint[0], trace.images.device)
     with torch.no_grad():
         parts = in_batches(lambda part: ends_of(run(part)), len(classes), size)
-        output, embedding = (torch.cat(part) for part in zip(*parts))
-        asked = Class(tuple(classes)).graded(trace.model.meaning, "probability", trace.model.exclusive)
-        return Answers(widen(asked(output, embedding)).cpu().double().numpy(), output.argmax(1).cpu().numpy())
+        return answered(trace, classes, *(torch.cat(part) for part in zip(*parts)))
+
+
+def answered(trace: Trace, classes: Sequence[int], output: Tensor, embedding: Tensor) -> Answers:
+    asked = Class(tuple(classes)).graded(trace.model.meaning, "probability", trace.model.exclusive)
+    return Answers(widen(asked(output, embedding)).cpu().double().numpy(), output.argmax(1).cpu().numpy())
+
+
+def unchanged(trace: Trace, rows: Sequence[int], classes: Sequence[int]) -> Answers:
+    """Image `rows[i]` as it is."""
+    output, embedding = ends_of(trace.any_finished())
+    return answered(trace, classes, output[list(rows)], embedding[list(rows)])
 
 
 def removes(trace: Trace) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -21,9 +21,7 @@ from scipy import stats
 from vitreous._support.statistics import intervals, mean_of
 from vitreous.evaluation.study.kind import Rows
 from vitreous.evaluation.study.shortcuts.effects import INSERTION, REMOVAL
-
-if TYPE_CHECKING:
-    from vitreous.evaluation.study.shortcuts.kind import Options
+from vitreous.evaluation.study.shortcuts.options import Options
 
 FEW = 5  # pairs of images: no test from fewer
 MANY = 8  # clusters: whether one stands out is asked of as many

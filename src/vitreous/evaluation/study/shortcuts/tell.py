@@ -13,6 +13,7 @@ from vitreous.evaluation.study.columns import flat_arrays
 from vitreous.evaluation.study.findings import Chart, Findings, Table
 from vitreous.evaluation.study.kind import Rows
 from vitreous.evaluation.study.shortcuts.design import SHEET
+from vitreous.evaluation.study.shortcuts.options import Options
 from vitreous.evaluation.study.shortcuts.score import Judged, frame_rows, judge, measure
 from vitreous.images.readers import from_jpeg
 from vitreous.plot.shortcuts import Tile, contact_figure, scores_figure
@@ -20,24 +21,22 @@ from vitreous.plot.shortcuts import Tile, contact_figure, scores_figure
 if TYPE_CHECKING:
     import pyarrow
 
-    from vitreous.evaluation.study.shortcuts.kind import Shortcuts
-
 SHOWN = 8  # clusters with a contact sheet: the first by rank, and every alarm up to twice as many
 LISTED = 30  # rows of the table on the page; all are in clusters.parquet
 CHARTED = 40
 
 
-def shortcut_findings(kind: Shortcuts, study: Rows) -> Findings:
+def shortcut_findings(options: Options, study: Rows) -> Findings:
     """Findings of one model; before the second phase is there, they say so."""
     second = study.second
     design = None if second is None else second.manifest["options"]["designs"].get(study.model or second.models[0])
     if second is None or design is None:
         return Findings("The first phase is not finished: no cluster has been tested yet.")
-    ranked = judge(design, measure(design, second), kind.settings)
+    ranked = judge(design, measure(design, second), options)
     names = study.to_arrow(["image"])["image"].to_pylist()
     frames = {"clusters": table_of(frame_rows(study.model, ranked, names))} if ranked else {}
     return Findings(
-        lead(ranked, design, kind.settings.level),
+        lead(ranked, design, options.level),
         [*told(ranked), *left_out(design)],
         [clusters_table(ranked), classes_table(design)] if design["classes"] else [],
         charts(ranked, study, second, names) if ranked else [],
