@@ -34,9 +34,10 @@ from vitreous.plot.figure import save_figure
 RESULTS = Path(__file__).parent / "results"
 DEIT = "deit_tiny_patch16_224"
 WHATS, WAYS = ("heads", "mlps", "layers"), ("zero", "mean", "resample")
+POINTS = {"heads": 1, "mlps": 8, "layers": 8}  # gradients that are averaged
 SHARES = (0.06, 0.11, 0.17, 0.25, 0.33, 0.42, 0.5, 0.67)  # of the heads that are pruned
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
-PATHS = {"first_order": "first order", "first_order_size": "first order, sizes", "averaged": "gradients half-way"}
+PATHS = {"first_order": "first order", "first_order_size": "first order, sizes", "averaged": "averaged gradients"}
 
 
 def said(text: str) -> None:
@@ -68,7 +69,7 @@ def pruned(found: Ablation, batch: int, seeds: int) -> dict[str, Any]:
     assert worth.images == len(labels), "a photo could not be read"
     traces = list(half(model, data, tested.tolist(), batch))
     orders: dict[str, list[np.ndarray]] = {}
-    for name, series in (("true", worth.changes), ("half-way", worth.averaged), ("first order", worth.predicted)):
+    for name, series in (("true", worth.changes), ("averaged", worth.averaged), ("first order", worth.predicted)):
         orders[name] = [np.argsort(-mean_of(series["log_probability"][:, chosen]), kind="stable")]
     size = -mean_of(np.abs(worth.predicted["log_probability"][:, chosen]))
     orders["first order, size"] = [np.argsort(-size, kind="stable")]
@@ -185,7 +186,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         one = results["models"][name] = {"agreement": {}, "said": {}}
         for what in given.only.split(","):
             for by in WAYS:
-                found = vitreous.ablate(model, data, what, by=by, out=given.work, batch=given.batch)
+                asked = {"points": POINTS[what], "control": by == "zero", "batch": given.batch, "workers": 0}
+                found = vitreous.ablate(model, data, what, by=by, out=given.work, **asked)
                 numbers = found.findings.numbers
                 one["agreement"][f"{what} {by}"] = numbers["agreement"]
                 one["said"][f"{what} {by}"] = [found.said, *found.findings.told]

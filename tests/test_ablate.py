@@ -339,6 +339,16 @@ def test_gradients_half_way_are_exact_for_a_parabola() -> None:
     np.testing.assert_allclose(half[0][:, 2:].sum(1), true.numpy(), rtol=1e-3)  # of all heads of the last layer
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["mlps", "layers"])
+def test_many_gradients_add_up_to_the_true_change(what: str) -> None:
+    trace = Trace(Model(copy.deepcopy(zoo.network("timm ViT")).double()), zoo.images("timm ViT", 2).double())
+    found = measured(trace, what, predict=True, steps=16)
+    assert found.averaged is not None
+    true = found.true[:, :, :2] - found.whole[:, None, :2]
+    np.testing.assert_allclose(found.averaged.transpose(1, 2, 0), true, rtol=2e-2, atol=1e-4 * np.abs(true).max())
+
+
 def test_values_of_a_regression_have_no_probability() -> None:
     trace = Trace(Model(zoo.network("timm ViT"), output="value"), zoo.images("timm ViT", 2))
     found = measured(trace, "layers", predict=True)

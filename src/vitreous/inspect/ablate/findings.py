@@ -132,11 +132,13 @@ def worth_of(kind: Any, study: Rows) -> Worth:
     layers = [(layer, part) for layer, count in enumerate(parts) for part in range(count)]
     names = tuple(f"{layer}.{part}" if kind.what == "heads" else str(layer) for layer, part in layers)
     right = np.where(known, answer == wanted, np.nan)
-    made = [{name: many(f"{name}_{way}") for name in ("score", "log_probability")} for way in ("predicted", "averaged")]
+    told, mean = (
+        {name: many(f"{name}_{way}") for name in ("score", "log_probability")} for way in ("predicted", "averaged")
+    )
     unchanged = one("unchanged")
     most = float(np.nanmax(unchanged)) if np.isfinite(unchanged).any() else float("nan")
     labelled = bool(named.any())
-    return Worth(names, parts, kind.what, kind.by, labelled, right, most, true, control, *made, study.seed)
+    return Worth(names, parts, kind.what, kind.by, labelled, right, most, true, control, told, mean, study.seed)
 
 
 def ablate_findings(kind: Any, study: Rows) -> Findings:
