@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -461,8 +462,11 @@ def test_the_command(run: Run, poisoned: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ray_gives_the_same(study: Study, poisoned: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_ray_gives_the_same(study: Study, poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
+    here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))  # workers find this module
     options = {**FEW, "workers": 1}
     far = run_study("shortcuts", poisoned, model(), tmp_path, engine="ray", shard=21, **options)
     same(study, far)
