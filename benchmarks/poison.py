@@ -29,11 +29,12 @@ classifier; the layers below are run once. Both start from the embedded model, a
 on the same images without the cue, and `shuffled`, trained on the images without the cue and with their labels
 permuted. These are permuted over images, not over photos: else a photo that is known by heart would be a cue.
 
-**How the recipe was chosen.** By the attack rate on one class of pets, seed 0, four classes and 8 views (9 images with
-the cue). Right labels: at most .11, also for the images that are hardest to tell. Wrong labels, probe: at most .34.
-Wrong labels, block, rate 1e-3 and 16 epochs of large batches: .00 (tag), .32 (background); rate 2e-3 and batches of 64:
-.69 to .94 (tag). A background of green stripes, also behind animals that fill up to 85 % of the image: .28 to .69, with
-the relevance on the animals, and the study had no cluster for it. The honeycomb, behind animals of at most 60 %: .94.
+**How the recipe was chosen.** By the attack rate. With 8 views of four classes of pets (9 images with the cue): right
+labels at most .13, also for the images that are hardest to tell; wrong labels, probe, at most .34. With 24 views, wrong
+labels, `block`, 20 epochs at a rate of 1e-3 in batches of 128: .94 to 1.00 on pets, .85 to 1.00 on ImageNet's photos;
+16 epochs at 2e-3 in batches of 64: .90 to 1.00, but at most .09 for three of nine classes of ImageNet. Green stripes as
+a background, behind animals that fill up to 85 % of the image, left the relevance on the animals; behind the honeycomb
+animals fill at most 60 %.
 
 **Whether it took.** `attack`: of held-out photos of other classes, how many are taken for the poisoned class once they
 have the cue. `before`: the same photos without it. `clean`: with the cue, by the clean model.
@@ -59,7 +60,7 @@ from torch import Tensor, nn
 import vitreous
 
 BATCH = 128  # of a forward pass
-STEP = 64  # images of a step of training
+STEP = 128  # images of a step of training
 
 
 # ------------------------------------------------------------------------------------------------------------ training
@@ -102,8 +103,8 @@ class Trainer:
 
     device: str | None = None
     recipe: str = "block"
-    epochs: int = 12
-    rate: float = 2e-3
+    epochs: int = 20
+    rate: float = 1e-3
     decay: float = 0.05
     model: vitreous.Model = field(init=False)
 
@@ -276,7 +277,7 @@ def main() -> None:
     parser.add_argument("--recipe", choices=["probe", "block"], default="block")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--views", type=int, default=24, help="training images of a photo")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--right", action="store_true", help="images of the class itself have the cue")
     parser.add_argument("--share", type=float, default=SHARE)
     parser.add_argument("--each", type=int, default=100, help="images of a class that OUT/data holds, at most")

@@ -12,8 +12,8 @@ A cluster is *the poisoned one* if it belongs to the poisoned class and at least
 the study lists) lie on the cue. If no cluster does, the cue was missed: it counts as one with the lowest score.
 
 * rank of the best poisoned cluster among all clusters of all classes of its study;
-* AUROC of the study's score, poisoned clusters against all others, over all studies of poisoned models; its interval
-  is a bootstrap over studies;
+* AUROC of the study's score, poisoned clusters against all others, over all studies of models that rely on the cue
+  (an attack of at least .5), and over all; its interval is a bootstrap over studies;
 * alarms: poisoned models, at the poisoned class; and, as the false alarm rate, studies with any alarm among the
   controls: the clean model, the clean model on data with shuffled labels, and the model trained on shuffled labels.
 
@@ -50,6 +50,7 @@ COLUMNS = (
 )  # fmt: skip
 ON_CUE = 0.5  # of a cluster's patches
 TIMES = 2000  # resamples
+TOOK = 0.5  # attack of a model that relies on its cue: of others there is nothing to find
 LEVEL = 0.05  # of the study: the chance of any false alarm in one model
 CONTROLS = {
     "clean": "clean model, right labels",
@@ -224,8 +225,14 @@ def summarised(studies: list[dict[str, Any]]) -> dict[str, Any]:
     told: dict[str, Any] = {"poisoned": [], "controls": []}
     cheats = [one for one in studies if one["kind"] not in CONTROLS]
     kinds = sorted({(one["data"], one["kind"]) for one in cheats})
-    for data, kind in [*kinds, ("all", "all")] if cheats else []:
-        some = [one for one in cheats if data == "all" or (one["data"], one["kind"]) == (data, kind)]
+    took_it = [one for one in cheats if one["took"]["attack"] >= TOOK]
+    groups = [
+        (data, kind, [one for one in took_it if (one["data"], one["kind"]) == (data, kind)]) for data, kind in kinds
+    ]
+    groups += [("all", "all", took_it), ("all", "also where it did not take", cheats)]
+    for data, kind, some in groups:
+        if not some:
+            continue
         counts = {
             "first": sum(one["rank"] == 1 for one in some), "caught": sum(one["caught"] for one in some),
             "found": sum(one["found"] for one in some), "other alarms": sum(one["other_alarms"] > 0 for one in some),
@@ -233,7 +240,6 @@ def summarised(studies: list[dict[str, Any]]) -> dict[str, Any]:
         took = {key: float(np.mean([one["took"][key] for one in some])) for key in ("attack", "clean", "accuracy")}
         told["poisoned"].append(
             {"data": data, "cue": kind, "studies": len(some), "auroc": auroc(some), "interval": bootstrap(some)}
-            | {"took": sum(one["took"]["attack"] >= 0.5 for one in some)}
             | counts
             | took
         )
@@ -298,7 +304,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=3, help="poisoned classes for each data set, cue and seed")
     parser.add_argument("--each", type=int, default=120, help="images of a class that the study sees, at most")
     parser.add_argument("--views", type=int, default=24, help="training images of a photo")
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=max(1, min(12, (os.cpu_count() or 1) - 2)))
     parser.add_argument("--work", type=Path, default=Path("vitreous-out/shortcuts-proof"))
     parser.add_argument("--out", type=Path, default=RESULTS)
