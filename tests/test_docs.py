@@ -444,7 +444,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("page", SHOWN)
 def test_examples_run(page: Path, player: Player) -> None:
-    if page.name in ("discover.md", "features.md", "inspect.md", "maximize.md"):  # they name layers of the embedded model
+    if page.name in ("discover.md", "features.md", "inspect.md", "maximize.md"):  # they name its layers
         player.typed = small_embedded(96)
     for language, text in blocks(page):
         player.play(language, text)
