@@ -36,7 +36,7 @@ def counterfactual(
     search: Annotated[
         str, typer.Option("--search", help="map: the map's order alone; greedy: also the true effect of each patch.")
     ] = "greedy",
-    pool: Annotated[int, typer.Option("--pool", help="Patches that greedy tries at each step.", min=1)] = 64,
+    pool: Annotated[int, typer.Option("--pool", help="Patches that greedy tries at each step.", min=1)] = 24,
     proof: Annotated[
         int, typer.Option("--proof", help="Runs, at most, to show that no smaller set does it.", min=0)
     ] = 4096,

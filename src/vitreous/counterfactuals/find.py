@@ -26,7 +26,7 @@ from vitreous.trace.views import Views
 from vitreous.types import Map
 
 METHOD, INSTEAD = "token_ablation", "occlusion"  # by default, and where tokens cannot be removed
-POOL = 64  # patches that each step of the growth tries
+POOL = 24  # patches that each step of the growth tries
 PROOF = 4096  # runs, at most, of an exhaustive search
 WHAT = "counterfactual"
 How = Literal["map", "greedy"]
