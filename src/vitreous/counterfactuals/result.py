@@ -16,7 +16,8 @@ from vitreous._support.files import write_whole
 from vitreous._support.marks import identity_of, marked
 from vitreous.attribution import Attribution
 from vitreous.plot.counterfactual import counterfactual_figure
-from vitreous.plot.figure import png_bytes, save_either
+from vitreous.plot.figure import png_bytes
+from vitreous.plot.save import save_either
 from vitreous.plot.sheet import Sheet
 
 

@@ -15,7 +15,8 @@ from vitreous.errors import InputError, OptionError, TargetError, nearest
 from vitreous.models.load import load
 from vitreous.models.model import Model
 from vitreous.models.speaker import Speaker, WordsModel
-from vitreous.plot.figure import png_bytes, save_either
+from vitreous.plot.figure import png_bytes
+from vitreous.plot.save import save_either
 from vitreous.plot.sheet import Sheet
 from vitreous.plot.words import answer_figure
 from vitreous.registry import ConfiguredMethod

@@ -17,7 +17,8 @@ from vitreous._support.marks import identity_of
 from vitreous.capture.attention_backward import shown
 from vitreous.errors import InputError, OptionError, Unsupported, nearest
 from vitreous.language.ask import one_image
-from vitreous.plot.figure import png_bytes, save_either
+from vitreous.plot.figure import png_bytes
+from vitreous.plot.save import save_either
 from vitreous.plot.sheet import Sheet
 from vitreous.plot.words import words_figure
 from vitreous.trace.apply import as_model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitreous._support import marks
-from vitreous._support.arrays import save_arrays
 from vitreous._support.files import FIGURES, write_whole
 from vitreous.errors import InputError, OptionError
 from vitreous.plot.explained import Explained
@@ -40,7 +39,6 @@ __all__ = [
     "explanation_figure",
     "png_bytes",
     "printable",
-    "save_either",
     "save_figure",
 ]
 
@@ -337,17 +335,3 @@ def save_figure(figure: Sheet | Figure, path: Path, told: Mapping[str, Any] | No
     if path.suffix.lower() not in FIGURES:
         raise OptionError(f"{path}: cannot draw a {path.suffix or 'file without ending'}; use {', '.join(FIGURES)}")
     write_whole(path, rendered(figure, path.suffix.lower().removeprefix("."), told))
-
-
-def save_either(
-    path: str | Path, figure: Callable[[], Sheet], arrays: Mapping[str, Any], mark: Mapping[str, Any]
-) -> Path:
-    """Save a figure, or the numbers behind it (.npz), each with its mark."""
-    file = Path(path)
-    if file.suffix.lower() == ".npz":
-        save_arrays(file, dict(arrays), dict(mark))
-    elif file.suffix.lower() in FIGURES:
-        save_figure(figure(), file, mark)
-    else:
-        raise OptionError(f"{file}: cannot save as {file.suffix or 'a file without suffix'}; use .npz or .png")
-    return file

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vitreous.errors import Unsupported
@@ -21,13 +22,14 @@ from vitreous.models.layout import Layout
 from vitreous.models.stages import covering
 from vitreous.models.survey_run import noise_images
 from vitreous.models.token_places import Grid
-from vitreous.trace.features import Features, block_outputs
+from vitreous.trace.block_outputs import block_outputs
 from vitreous.trace.trace import Trace
 
 CELLS = 12  # that are changed in each grid
 SHARE = 0.7  # of them that must be found: at their places, in large grids at these or beside them
 LARGE = 4  # rows and columns from which a grid is large
 Shape = tuple[int, ...]
+Features = Float[Tensor, "B *frames h w D"]
 
 
 @dataclass(frozen=True)

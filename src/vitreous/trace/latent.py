@@ -29,7 +29,7 @@ from vitreous.models.layout import Layout
 from vitreous.models.model import Model
 from vitreous.models.output import Form
 from vitreous.models.survey_run import noise_images
-from vitreous.trace.features import block_outputs
+from vitreous.trace.block_outputs import block_outputs
 from vitreous.trace.latents import Latent, Latents
 from vitreous.trace.run import block_of
 from vitreous.trace.target import Contrast

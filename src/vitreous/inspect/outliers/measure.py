@@ -17,7 +17,7 @@ from vitreous.capture.attention import Attention, widen
 from vitreous.inspect.outliers.mlps import Mlp, watch_units
 from vitreous.models.model import Model
 from vitreous.trace.apply import images_at_once
-from vitreous.trace.features import watch_blocks
+from vitreous.trace.block_outputs import watch_blocks
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
 

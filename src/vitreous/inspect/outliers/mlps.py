@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.capture.attention import Attention, near
 from vitreous.capture.narrowed_block import own_thread
-from vitreous.trace.features import Keep
+from vitreous.trace.block_outputs import Keep
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
 
