@@ -611,7 +611,7 @@ def test_shards_grow_with_the_data() -> None:
     assert shard_size(64, 16, 500) == 64 and shard_size(16, 16, 500) == 16 and shard_size(64, 48, 500) == 48
     assert shard_size(64, 16, 1_281_167) == 1280 and shard_size(64, 100, 10**8) == 2000
     data = Data("", tuple(Sample(Path(str(i)), str(i)) for i in range(50)))
-    parts = cut(data, 1, 16, 3)
+    parts = cut(data, 1, 16, 3, find_kind("spread")().shown_images("a model", len(data)))
     assert [(p.number, p.model, p.first, len(p)) for p in parts] == [
         (3, 1, 0, 16),
         (4, 1, 16, 16),

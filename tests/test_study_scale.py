@@ -220,7 +220,7 @@ def test_samples_in_columns_are_samples(album: Path) -> None:
 
 def test_shards_find_their_images_by_number(album: Path) -> None:
     data = read_data(album)
-    shards = cut(data, 0, 4, 0)
+    shards = cut(data, 0, 4, 0, ())
     found = Numbered([shards[0], shards[2]])
     assert list(found) == [0, 1, 2, 3, 8, 9] and len(found) == 6
     assert all(found[number] == data.samples[number] for number in found)

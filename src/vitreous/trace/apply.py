@@ -51,9 +51,17 @@ def find_method(method: str | ConfiguredMethod, options: Mapping[str, Any]) -> t
 
 def default_methods(trace: Trace, targets: Sequence[Any]) -> list[Method]:
     """The methods to try in turn where none is named; without classes and targets, those that need no target."""
-    ranked = sorted((one for one in METHODS.values() if one.default), key=lambda one: one.default)
     aimed = trace.classifies or any(target is not None for target in targets)
-    return [one for one in ranked if aimed or not one.targeted]
+    return [one for one in ranked_methods() if aimed or not one.targeted]
+
+
+def class_methods() -> list[Method]:
+    """The methods for a class to try in turn where none is named."""
+    return [one for one in ranked_methods() if one.targeted]
+
+
+def ranked_methods() -> list[Method]:
+    return sorted((one for one in METHODS.values() if one.default), key=lambda one: one.default)
 
 
 def as_model(model: Any) -> Model:

@@ -12,7 +12,7 @@ from vitreous.models.labels import ClassNames, names
 from vitreous.models.match_labels import SAME
 from vitreous.models.model import Model
 from vitreous.models.survey_run import noise_images
-from vitreous.registry import METHODS
+from vitreous.trace.apply import class_methods
 from vitreous.trace.trace import Trace
 
 SIZES = ((400, 400), (600, 400), (400, 600))  # of images: what is seen of all of them must lie alike
@@ -21,9 +21,8 @@ NEAR = 0.02  # of a view: boxes that differ by less are the same
 
 def usual_method(models: Sequence[Model], beside: Any = None) -> str:
     """The best quick map for a class that works on all, tried on noise; `beside`: what the network gets with it."""
-    ranked = sorted((one for one in METHODS.values() if one.default and one.targeted), key=lambda one: one.default)
     refused: list[Unsupported] = []
-    for declared in ranked:
+    for declared in class_methods():
         try:
             for model in models:
                 trace = Trace(model, noise_images(model, model.size)[:1], beside)

@@ -25,8 +25,8 @@ from vitreous.inspect.ablate.sources import BY, Source, mean_values, readable, v
 from vitreous.metrics.pool import Pool
 from vitreous.models.model import Model
 from vitreous.models.survey_run import noise_images
-from vitreous.registry import METHODS, Method
-from vitreous.trace.apply import default_methods, why_not
+from vitreous.registry import Method
+from vitreous.trace.apply import class_methods, why_not
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.run import Run
 from vitreous.trace.target import Target
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 NUMBERS = ("score", "log_probability", "answer")  # of a network
-MAPS = ("centred_lrp", "attn_lrp", "gradcam", "gradient")  # methods whose maps are compared, the first that works
 _MEANS: WeakKeyDictionary[Ablate, dict[str, list[Tensor]]] = WeakKeyDictionary()
 
 
@@ -173,11 +172,12 @@ def values_in(found: Effects, changes: tuple[np.ndarray, np.ndarray] | None) -> 
 
 def method_of(trace: Trace) -> Method:
     """The default class-specific method of a model."""
-    able = [METHODS[name] for name in MAPS]
-    for one in able:
-        if one in default_methods(trace, [0]) and why_not(trace.layout, trace.model.name, one) is None:
+    tried = class_methods()
+    for one in tried:
+        if why_not(trace.layout, trace.model.name, one) is None:
             return one
-    raise OptionError(f"{trace.model.name} has no class-specific map by {one_of(MAPS)}; leave --maps out")
+    names = one_of([one.name for one in tried])
+    raise OptionError(f"{trace.model.name} has no class-specific map by {names}; leave --maps out")
 
 
 def map_changes(places: Places, trace: Trace, target: Target, source: Source) -> tuple[np.ndarray, np.ndarray]:

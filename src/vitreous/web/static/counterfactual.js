@@ -11,7 +11,7 @@ import { classOf, here, model, nameOf, photo, short, world } from "./world.js";
 
 const RUNNER_UP = "runner-up";
 const well = el("div");
-const rows = el("div.bars.traced");
+const rows = el("div.bars.turned");
 const words = el("p.extras");
 const said = el("p.lead");
 const chart = el("div.chart");

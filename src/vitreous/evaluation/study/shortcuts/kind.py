@@ -21,6 +21,7 @@ from vitreous.evaluation.study.shortcuts.tell import shortcut_findings
 from vitreous.models.model import Model
 from vitreous.models.output import Form, Meaning
 from vitreous.registry import METHODS
+from vitreous.trace.apply import class_methods
 from vitreous.trace.parse_target import parse
 from vitreous.trace.target import Class
 
@@ -56,12 +57,13 @@ class Shortcuts(Kind):
     @classmethod
     def make(cls, methods: str | Sequence[str] | None, settings: Settings) -> Shortcuts:
         given = {name: values for name, values in settings.items() if name != cls.name}
-        chosen = pick_methods(methods, [usual_method()], given)
+        usual = class_methods()[0]
+        chosen = pick_methods(methods, [usual.name], given)
         if len(chosen) != 1:
             raise OptionError(f"the study shortcuts takes one method, not {', '.join(chosen)}")
         declared = METHODS[next(iter(chosen))]
         if not declared.targeted or declared.family == "control":
-            raise OptionError(f"{declared.name} explains no class; try {usual_method()}, gae or token_ablation")
+            raise OptionError(f"{declared.name} explains no class; try {usual.name}, gae or token_ablation")
         return cls(chosen, checked(settings.get(cls.name, {})).model_dump(mode="json"))
 
     @property
@@ -128,9 +130,3 @@ class Shortcuts(Kind):
 
     def findings(self, study: Rows) -> Findings:
         return shortcut_findings(self.settings, study)
-
-
-def usual_method() -> str:
-    """The package's default map for a class."""
-    ranked = sorted((one for one in METHODS.values() if one.default and one.targeted), key=lambda one: one.default)
-    return ranked[0].name
