@@ -353,7 +353,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetError, match=r"\[K, D\]"):
         Latents("a", 0, "nmf", latents.mean[1:], latents.decoder)
     with pytest.raises(OptionError, match="layer 9 is out of range"):
-        vitreous.discover(model, x, 9)
+        vitreous.discover(model, Path(vitreous.__file__).parent / "assets" / "photos", 9)
 
 
 @pytest.mark.slow
@@ -554,16 +554,17 @@ def test_only_models_with_a_text_tower_name_latents(album: Path, tmp_path: Path)
 
 
 def test_the_page_takes_latents_by_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
+    from unittest.mock import Mock
 
+    from vitreous.web.engine import Engine, Served
     from vitreous.web.targets import read
 
     monkeypatch.chdir(tmp_path)
     model, x = zoo.model(NAME), zoo.images(NAME, 1)
     latents = latents_of(model, x)
     file = latents.save()
-    served: Any = SimpleNamespace(model=model, name=model.name)
-    engine: Any = SimpleNamespace(concepts={})
+    engine, served = Mock(spec=Engine, concepts={}), Mock(spec=Served, model=model)
+    served.name = model.name
     assert str(read(engine, served, "latent:noise#3", 10)) == "latent:noise#3"
     with pytest.raises(TargetError, match="there are no latents"):
         read(engine, served, f"latent:{file}#3", 10)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -166,7 +166,8 @@ def test_an_unknown_label_is_refused(imagenet: Model) -> None:
 def test_the_server_refuses_an_unknown_label_as_a_target(model: Model) -> None:
     """JOURNEYS P1-10."""
     targets = pytest.importorskip("vitreous.web.targets", reason="the server needs vitreous[web]")
-    engine, served = SimpleNamespace(concepts={}), SimpleNamespace(model=model, name="pets")
+    engine, served = Mock(spec=targets.Engine, concepts={}), Mock(spec=targets.Served, model=model)
+    served.name = "pets"
     for asked in ("wug", "zebra-wug", "wug-zebra", "wug - neuron:2", "concept:wug"):
         with pytest.raises(TargetError, match=r"unknown class|no concept"):
             targets.read(engine, served, asked, 7)

@@ -22,7 +22,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Images
 
 Way = Literal["tokens", "pixels", "exchange"]
-Places = Literal["same", "matched"]
+PLACES = ("same", "matched")
 Sets = Bool[Tensor, "V n"]  # which patches are changed in each variant
 Outputs = Float[Tensor, "V C"]
 AT_ONCE = {"cpu": 2**12, "cuda": 2**16}  # tokens of a batch: small models run many variants at a time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.api import Trace, explain
 from vitreous.attribution import Attribution
 from vitreous.counterfactuals.aim import Aim, aim
-from vitreous.counterfactuals.change import Change, Matches, Places, Sets, exchange, matched, removal
+from vitreous.counterfactuals.change import PLACES, Change, Matches, Sets, exchange, matched, removal
 from vitreous.counterfactuals.result import Counterfactual, Course, Named
 from vitreous.counterfactuals.search import Reached, Search, as_sets, first_turn, prefixes
 from vitreous.counterfactuals.shown import after
@@ -29,7 +29,7 @@ METHOD, INSTEAD = "token_ablation", "occlusion"  # by default, and where tokens 
 POOL = 24  # patches that each step of the growth tries
 PROOF = 4096  # runs, at most, of an exhaustive search
 WHAT = "counterfactual"
-How = Literal["map", "greedy"]
+SEARCHES = ("map", "greedy")
 
 
 def counterfactual(
@@ -39,9 +39,9 @@ def counterfactual(
     *,
     from_: Any = None,
     other: Any = None,
-    places: Places = "same",
+    places: str = "same",
     method: str | ConfiguredMethod | None = None,
-    search: How = "greedy",
+    search: str = "greedy",
     pool: int = POOL,
     proof: int = PROOF,
     inputs: Mapping[str, Any] | None = None,
@@ -77,7 +77,7 @@ def counterfactual(
 
 def check(search: str, pool: int, proof: int, places: str, other: Any) -> None:
     """Raise if an option has no such value."""
-    for name, given, known in (("search", search, get_args(How)), ("places", places, get_args(Places))):
+    for name, given, known in (("search", search, SEARCHES), ("places", places, PLACES)):
         if given not in known:
             raise OptionError(f"{name}={given!r}: choose {one_of(list(known))}")
     if pool < 1 or proof < 0:
@@ -175,7 +175,7 @@ def patches(task: Task, map: Map) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- search
 
 
-def smallest(search: Search, start: Reached, how: How, pool: int, proof: int) -> tuple[Reached, int]:
+def smallest(search: Search, start: Reached, how: str, pool: int, proof: int) -> tuple[Reached, int]:
     """The smallest set that is found, and the least size that is not excluded."""
     best = search.pruned(start)
     if how == "greedy":

@@ -19,7 +19,7 @@ from vitreous.inspect.view import AnyModel, View, span
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Drawn = list[Float[np.ndarray, "h w 3"]]  # one for each image
+Drawn = list[np.ndarray]  # one for each image, [h w 3]; images may have grids of their own
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -196,5 +196,5 @@ def raw_features(stream: Stream) -> dict[int, list[np.ndarray]]:
     return found
 
 
-def joined(parts: Drawn) -> Parts:
+def joined(parts: Sequence[np.ndarray]) -> Parts:
     return np.concatenate([one.reshape(-1, one.shape[-1]) for one in parts])

@@ -45,10 +45,10 @@ class Latents:
     name: str
     layer: int  # the block that the tokens leave, from 0
     kind: str  # sae or nmf
-    mean: Float[Tensor, "D"]
-    decoder: Float[Tensor, "K D"]  # d_j, of unit norm
-    encoder: Float[Tensor, "K D"] | None = None  # W
-    bias: Float[Tensor, "K"] | None = None  # b
+    mean: Tensor  # [D]
+    decoder: Tensor  # [K D]: d_j, of unit norm
+    encoder: Tensor | None = None  # [K D]: W
+    bias: Tensor | None = None  # [K]: b
     k: int = 0  # the most latents of a token; 0: any number
     model: str | None = None  # fingerprint of the model whose tokens they are; None: any of the right width
     names: tuple[str | None, ...] = ()  # what each is called, where that is known

@@ -36,10 +36,10 @@ class Limits:
     median rank correlation of the maps.
     """
 
-    max_flips: float | None = 0.05
-    max_drop: float | None = 0.02
-    max_moved: float | None = 0.1
-    min_correlation: float | None = None
+    max_flips: float | int | None = 0.05
+    max_drop: float | int | None = 0.02
+    max_moved: float | int | None = 0.1
+    min_correlation: float | int | None = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -86,7 +86,7 @@ def rate(these: Sequence[bool]) -> Estimate:
     return Estimate(count / all, float(ends.low), float(ends.high), all)
 
 
-def median(values: Sequence[float]) -> Estimate:
+def median(values: Sequence[float | int]) -> Estimate:
     """The interval lies between two order statistics; from fewer than six images there is none."""
     rising = np.sort([value for value in values if math.isfinite(value)])
     if not len(rising):

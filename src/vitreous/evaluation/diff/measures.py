@@ -52,7 +52,7 @@ def top(maps: Maps) -> np.ndarray:
     return found
 
 
-def on_grid(maps: Maps, grid: tuple[int, int], seen: Corners | None = None) -> Maps:
+def on_grid(maps: Maps, grid: tuple[int, int], seen: Corners | None = None) -> Float[np.ndarray, "K H W"]:
     """Maps on another grid, of the part of the view that is `seen`: means over the new cells."""
     if seen is None and maps.shape[1:] == grid:
         return maps

@@ -106,5 +106,5 @@ def within(inside: Sequence[float], box: Corners) -> Corners:
     return (left - box[0]) / wide, (top - box[1]) / high, (right - box[0]) / wide, (bottom - box[1]) / high
 
 
-def near(one: float, other: float) -> bool:
+def near(one: float | int, other: float | int) -> bool:
     return abs(one - other) <= NEAR

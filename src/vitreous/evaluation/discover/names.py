@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import InputError, TargetError, Unsupported
@@ -47,9 +47,7 @@ def embed_words(model: Model, words: Sequence[str]) -> Float[Tensor, "W D"]:
     return F.normalize(torch.stack(found).float(), dim=1)
 
 
-def name_latents(
-    model: Model, words: Sequence[str], crops: Sequence[Sequence[Image.Image]]
-) -> list[tuple[str, float] | None]:
+def name_latents(model: Model, words: Sequence[str], crops: Sequence[Sequence[Any]]) -> list[tuple[str, float] | None]:
     """The word of each latent and by how much it fits better than other latents; None: it has no patches."""
     texts = embed_words(model, words)
     means = [torch.cat(list(embeddings(model, list(some)))).float() if some else None for some in crops]

@@ -14,7 +14,6 @@ from vitreous.errors import InputError, Unsupported
 from vitreous.inspect.ablate.places import Places
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
-from vitreous.types import Images
 
 BY = ("zero", "mean", "resample")
 
@@ -71,7 +70,7 @@ def partner(number: int, count: int, seed: int) -> int:
     return int(order[(place[number] + 1) % count])
 
 
-def readable(number: int, count: int, seed: int, read: Callable[[int], Images]) -> tuple[int, Images]:
+def readable(number: int, count: int, seed: int, read: Callable[[int], Tensor]) -> tuple[int, Tensor]:
     """The number and pixels of the partner of an image; of its own partner where it cannot be read."""
     other = number
     for _ in range(count - 1):

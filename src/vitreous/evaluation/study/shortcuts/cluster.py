@@ -174,7 +174,7 @@ def distances_to_others(units: Units, image: Owners) -> Float[np.ndarray, "P"]:
     return found
 
 
-def gathered(found: Found, units: Units, image: Owners, seen: Owners) -> Found:
+def gathered(found: Found, units: Units, image: Owners, seen: Int[np.ndarray, "S"]) -> Found:
     """The cluster with the parts of images that the tree has not seen, and how many images have it again."""
     mine = np.zeros(len(units), bool)
     mine[found.parts] = True
