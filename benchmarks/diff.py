@@ -89,7 +89,7 @@ def same(args: argparse.Namespace, sets: dict[str, Path]) -> list[dict[str, Any]
     rows = []
     answers: dict[str, list[Any]] = {}
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    limit = args.limit or 16
+    limit = args.limit or 24
     for name, data in sets.items():
         for device in devices:
             for batch in (1, 3, 7, 16):
