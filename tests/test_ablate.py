@@ -521,10 +521,10 @@ def test_a_data_set(photos: Path, small: Model, by: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_by_name_of_the_study(photos: Path, small: Model, tmp_path: Path) -> None:
-    study = vitreous.run_study(
-        "ablate", photos, small, tmp_path / "out", options={"ablate": {"what": "layers"}}, workers=0
-    )
-    numbers = next(iter(study.findings().values())).numbers
+    with pytest.raises(OptionError, match=r"vitreous\.ablate"):
+        vitreous.run_study("ablate", photos, small, tmp_path / "out")
+    study = vitreous.ablate(small, photos, "layers", out=tmp_path / "out", workers=0).study
+    numbers = next(iter(vitreous.open_study(study.folder).findings().values())).numbers
     assert list(numbers["parts"]) == ["0", "1", "2"] and numbers["images"] == 6
 
 

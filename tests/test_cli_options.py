@@ -90,9 +90,11 @@ ORDER = (
 
 SHORT = {"--method": "-x", "--target": "-t", "--model": "-m", "--weights": "-w", "--set": "-s", "--out": "-o"}
 READ = {"IMAGE...", "DATA"}  # how arguments that stand for images are called
-STORED = {f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps")} | {
-    "vitreous diff"
-}  # resumed, not replaced
+STORED = {  # resumed, not replaced
+    *(f"vitreous study {kind}" for kind in ("cass", "spread", "compare", "leaderboard", "maps", "shortcuts")),
+    *(f"vitreous ablate {what}" for what in ("heads", "mlps", "layers")),
+    "vitreous diff",
+}
 DRAW = {
     "vitreous ask",
     "vitreous counterfactual",

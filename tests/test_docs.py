@@ -117,7 +117,7 @@ def small_hf(name: str, weights: str | None, size: Any) -> Loaded:
         import test_dense_families as families
 
         net = families.awake(families.segformer())
-        net.config.id2label = dict(enumerate(["cat", "dog", "sofa", "table", "floor"]))
+        net.config.id2label = dict(enumerate(["cat", "dog", "sofa", "road", "floor"]))
         return loaded(net, Path(name).name)
     if any(word in name for word in ("detr", "yolos")):
         return detecting(name)
