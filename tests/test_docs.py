@@ -183,7 +183,10 @@ def folder(tmp_path: Path) -> Path:
         mask.paste(255, (20, 10, 70, 60))
         (tmp_path / "pets/masks").mkdir(exist_ok=True)
         mask.save(tmp_path / "pets/masks" / f"{called}.png")
-    Image.open(PHOTOS / "cat.jpg").save(tmp_path / "photo.jpg")
+    photo = Image.open(PHOTOS / "cat.jpg")
+    photo.save(tmp_path / "photo.jpg")
+    frames = [photo.rotate(angle).resize((64, 64)) for angle in range(0, 96, 6)]
+    frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:])
     (tmp_path / "pets/labels.csv").write_text("name,class\none,285\ntwo,967\n")
     (tmp_path / "imagenet-samples/labels.csv").write_text("image,label\none.jpg,285\ntwo.jpg,967\n")
     (tmp_path / "classes.txt").write_text("cat\ndog\nbird\n")
