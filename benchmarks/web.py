@@ -1,41 +1,36 @@
 """How quick the page's server is, and what it does under load. Needs the extra `web`, and httpx.
 
     python benchmarks/web.py latency [--model NAME] [--weights FILE] [--repeats 30]
-    python benchmarks/web.py load [--clients 64] [--seconds 60] [--memory 2GB]
+    python benchmarks/web.py load [--clients 64] [--seconds 600] [--memory 2GB] [--serve "--workers 2"]
 
 latency   The first map of a photo that the server has never seen (from the request to the map's event; and with upload
           and download), in forward passes of the same model on the same machine, interleaved; and how long the server
           itself takes to answer a hover.
-load      Clients that upload, hover, predict, erase, explain, cancel and send nonsense, as fast as they can, without
-          the limit on each client's rate; the server's memory, threads and open files before, meanwhile and after.
+load      `vitreous serve` under many visitors: answers, jobs, memory and the time of a hover; benchmarks/web_load.py
+          says what must hold, benchmarks/web_visitors.py what the visitors do. Needs Linux.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import json
-import os
-import random
-import re
 import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import torch
+import web_load
 from PIL import Image
 
 import vitreous
-from vitreous.cli.serve import listen, settings
+from vitreous.cli.serve import listen
 
 CAT = Path(vitreous.__file__).parent / "assets" / "photos" / "cat.jpg"
 
@@ -50,6 +45,7 @@ def serve(args: argparse.Namespace) -> None:
     from vitreous.web.app import create_app
     from vitreous.web.engine import Engine, Source
     from vitreous.web.limits import Limits
+    from vitreous.web.server import settings
 
     with vitreous.limit_memory(args.memory), listen("127.0.0.1", 0) as listening:
         model = vitreous.load(args.model, args.weights)
@@ -152,106 +148,6 @@ def server_time(response: httpx.Response) -> float:
     return float(response.raise_for_status().headers["server-timing"].partition("dur=")[2])
 
 
-# ----------------------------------------------------------------------------------------------------------------- load
-
-
-def load(args: argparse.Namespace) -> None:
-    with running(args) as (home, pid):
-        httpx.get(f"{home}/api/info").raise_for_status()
-        print(f"before     {state(pid)}")
-        codes, peak = asyncio.run(crowd(home, pid, args.clients, args.seconds))
-        time.sleep(5)
-        print(f"after      {state(pid)}")
-        print(f"most       {peak}")
-        total = sum(codes.values())
-        print(f"{total} answers, {total / args.seconds:.0f} a second: {dict(sorted(codes.items(), key=str))}")
-        bad = {code: count for code, count in codes.items() if code == "lost" or (int(code) >= 500 and code != "503")}
-        print(f"other than documented: {bad or 'none'}")
-        alive = httpx.post(f"{home}/api/predict", json={"image": "sample:cat"}, timeout=60)
-        print(f"a question afterwards: {alive.status_code}")
-
-
-def state(pid: int) -> dict[str, int]:
-    """Memory in MB, threads and open files of a process."""
-    told = Path(f"/proc/{pid}/status").read_text()
-    return {
-        "MB": int(re.findall(r"VmRSS:\s+(\d+)", told)[0]) // 1024,
-        "threads": int(re.findall(r"Threads:\s+(\d+)", told)[0]),
-        "files": len(os.listdir(f"/proc/{pid}/fd")),
-    }
-
-
-async def crowd(home: str, pid: int, clients: int, seconds: float) -> tuple[Counter[str], dict[str, int]]:
-    codes: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-    peak = state(pid)
-
-    async def watch() -> None:
-        last = 0.0
-        while time.monotonic() < until:
-            now = state(pid)
-            peak.update({key: max(value, peak[key]) for key, value in now.items()})
-            if time.monotonic() - last > seconds / 6:
-                last = time.monotonic()
-                print(f"meanwhile  {now}", flush=True)
-            await asyncio.sleep(0.5)
-
-    async def visit(number: int) -> None:
-        chance = random.Random(number)
-        async with httpx.AsyncClient(base_url=home, timeout=120) as client:
-            own = "sample:cat"
-            while time.monotonic() < until:
-                try:
-                    got = await ask(client, chance, own)
-                    codes[str(got.status_code)] += 1
-                    own = got.json()["id"] if got.status_code == 201 else own
-                except httpx.HTTPError:
-                    codes["lost"] += 1
-
-    await asyncio.gather(watch(), *(visit(i) for i in range(clients)))
-    return codes, peak
-
-
-async def ask(client: httpx.AsyncClient, chance: random.Random, own: str) -> httpx.Response:
-    """One request of a restless visitor."""
-    kind = chance.random()
-    if kind < 0.15:
-        return await client.post("/api/images", files={"file": ("x.jpg", photo(chance.randrange(300)))})
-    if kind < 0.55:
-        asked: dict[str, Any] = {"image": own, "layer": chance.randrange(12), "token": chance.randrange(196)}
-        asked |= {"head": chance.choice(["mean", "0", "2"]), "direction": chance.choice(["reads", "read_by"])}
-        return await client.get("/api/attention/row", params=asked)
-    if kind < 0.65:
-        return await client.post("/api/predict", json={"image": own})
-    if kind < 0.72:
-        return await client.post("/api/erase", json={"image": own, "removed": chance.sample(range(196), 50)})
-    if kind < 0.8:
-        return await explain(client, chance, own)
-    if kind < 0.85:
-        return await client.post(
-            "/api/images", files={"file": ("x.png", b"\x89PNG\r\n\x1a\n" + chance.randbytes(2000))}
-        )
-    if kind < 0.9:
-        return await client.post("/api/explain", content=chance.randbytes(100))
-    if kind < 0.95:
-        return await client.get(f"/api/maps/{chance.randbytes(12).hex()}")
-    return await client.get(
-        f"/{chance.randbytes(8).hex()}", headers={"Host": chance.choice(["evil.example", "localhost"])}
-    )
-
-
-async def explain(client: httpx.AsyncClient, chance: random.Random, own: str) -> httpx.Response:
-    """A job, heard to its end or cancelled."""
-    names = chance.sample(["rollout", "cdam", "gae", "attention", "gradcam"], 2)
-    got = await client.post("/api/explain", json={"image": own, "methods": [{"name": name} for name in names]})
-    if got.status_code != 202:
-        return got
-    job = got.json()["job"]
-    if chance.random() < 0.3:
-        return await client.delete(f"/api/jobs/{job}")
-    return await client.get(f"/api/jobs/{job}/events")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["latency", "load", "serve"])
@@ -261,9 +157,11 @@ def main() -> None:
     parser.add_argument("--method", default="rollout")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--serve", default="", help="more words for vitreous serve")
+    parser.add_argument("--out", type=Path, default=web_load.RESULTS, help="the file for the result of load")
     args = parser.parse_args()
-    {"latency": latency, "load": load, "serve": serve}[args.what](args)
+    {"latency": latency, "load": web_load.load, "serve": serve}[args.what](args)
 
 
 if __name__ == "__main__":

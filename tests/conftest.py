@@ -191,3 +191,21 @@ def off(ours: object, theirs: object) -> float:
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     assert a.shape == b.shape, f"{a.shape} for {b.shape}"
     return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of the page; without one, they are skipped."""
+    import pages
+
+    with pages.browsing() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser: Any, site: str) -> Iterator[Any]:
+    """Opens pages of the server that a module's fixture `site` gives."""
+    import pages
+
+    with pages.visiting(browser, site) as open_page:
+        yield open_page

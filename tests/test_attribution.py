@@ -271,7 +271,7 @@ def test_overlay_of_each_image(small: Model, shots: list[Path]) -> None:
 
 def test_overlay_on_a_tensor_shows_its_colours(small: Model, cat: Path) -> None:
     x = small.prepare(cat)
-    view = vitreous.explain(small, x, "rollout").view()
+    view = vitreous.explain(small, x, "rollout").seen()
     assert view.size == (64, 64)
     expected = small.preprocess.colours(x[0]) * 255
     assert np.abs(np.asarray(view) - expected).max() <= 0.5
@@ -295,7 +295,7 @@ def test_several_batches_equal_one_by_one(method: str, small: Model, shots: list
     for i in (0, 7, 15, 16, 18):
         alone = vitreous.explain(small, shots[i], method).map[0]
         assert off(together.map[i], alone) <= ROUNDING
-    assert np.array_equal(np.asarray(together.view(index=17)), np.asarray(vitreous.explain(small, shots[17]).view()))
+    assert np.array_equal(np.asarray(together.seen(index=17)), np.asarray(vitreous.explain(small, shots[17]).seen()))
 
 
 def test_several_batches_of_a_tensor(small: Model) -> None:
@@ -303,7 +303,7 @@ def test_several_batches_of_a_tensor(small: Model) -> None:
     together = vitreous.explain(small, x, "rollout")
     assert off(together.map[20:23], vitreous.explain(small, x[20:23], "rollout").map) <= ROUNDING
     assert together.names[34] == "image 34"
-    assert together.view(index=34).size == (64, 64)
+    assert together.seen(index=34).size == (64, 64)
 
 
 def test_mixed_inputs_are_one_batch(small: Model, shots: list[Path]) -> None:

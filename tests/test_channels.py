@@ -388,7 +388,7 @@ def test_own_preprocessing_takes_an_array_or_a_grey_image() -> None:
     with pytest.raises(
         ModelError, match=r"given for 3 channels, the images have 5; .*Model\(net, preprocess, channels=5"
     ):
-        vitreous.explain(unknown, torch.rand(1, 5, SIDE, SIDE), "gradient", 1).view()
+        vitreous.explain(unknown, torch.rand(1, 5, SIDE, SIDE), "gradient", 1).seen()
 
 
 # ------------------------------------------------------------------------------------------------------- what is shown
@@ -398,7 +398,7 @@ def test_chosen_bands_are_shown(thirteen: Model) -> None:
     eight = np.zeros((SIDE, SIDE, 13), np.uint8)
     eight[..., 3], eight[..., 2], eight[..., 1] = 200, 100, 50
     for images in (eight, thirteen.prepare(eight)):
-        shown = vitreous.explain(thirteen, images, "gae").view()
+        shown = vitreous.explain(thirteen, images, "gae").seen()
         assert np.abs(np.asarray(shown).astype(int) - (200, 100, 50)).max() <= 1
     one = Model(thirteen.net, bands=2)
     assert np.asarray(one.preprocess.view(Bands(eight)))[5, 5].tolist() == [100, 100, 100]

@@ -35,6 +35,11 @@ DIFFERENT = {  # the same word for something else
         "Seed of all random choices: images, noise, intervals.",
         "Seed of the start and of the random views. Repeated: one image for each.",
     },
+    "--latents": {  # of a dictionary, and for visitors of the page
+        "How many; default: by the number of patches.",
+        "Latents that visitors may choose as targets: a file written by vitreous concept discover, or a folder. "
+        "May be repeated; default: vitreous-concepts.",
+    },
     "--words": {  # of an answer, and to choose names from
         "all, the first N, or words of the answer separated by commas: token:dog,word:3.",
         "A file of words, one a line, to name latents by: needs a text tower.",
@@ -77,6 +82,10 @@ DIFFERENT = {  # the same word for something else
     "--centred": {  # keys, and patch features
         "Subtract the mean from the keys, as a softmax does.",
         "Subtract the mean of all patches before they are compared.",
+    },
+    "--workers": {  # of a study, and of a server
+        "Processes that read images; with --engine ray, workers that compute.",
+        "Worker processes, each with its own copy of the models; default: one for each --device.",
     },
     "--head": {"Attention head from 0; or all.", "Attention head from 0; or mean."},
 }

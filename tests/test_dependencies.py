@@ -21,7 +21,7 @@ PUBLISHED_AS = {
     "mlflow": "mlflow-skinny",
 }  # where a package is not named as it is imported
 WITH_TORCH = {"triton"}  # torch brings it along where there is a GPU, and capture/ imports it only there
-ROOM_OF_EXTRA = {"web": "web"}  # this room as a whole is behind `needs(…)` of the command line
+ROOM_OF_EXTRA = {"web": ("web",), "notebook": ("web", "notebook")}  # these rooms as a whole are behind `needs(…)`
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def undeclared(found: Import) -> str:
         return ""
     if found.package not in OPTIONAL:
         return f"{found.where}: {found.package} is imported but not declared; add it to pyproject.toml"
-    extra = ROOM_OF_EXTRA.get(found.room)
-    if found.lazy or (extra and found.package in EXTRAS[extra]):
+    if found.lazy or any(found.package in EXTRAS[extra] for extra in ROOM_OF_EXTRA.get(found.room, ())):
         return ""
     return f"{found.where}: {found.package} belongs to an extra; import it inside the function that needs it"
 

@@ -563,7 +563,7 @@ def test_the_page_takes_latents_by_name_only(tmp_path: Path, monkeypatch: pytest
     model, x = zoo.model(NAME), zoo.images(NAME, 1)
     latents = latents_of(model, x)
     file = latents.save()
-    engine, served = Mock(spec=Engine, concepts={}), Mock(spec=Served, model=model)
+    engine, served = Mock(spec=Engine, concepts={}, latents=[latents]), Mock(spec=Served, model=model)
     served.name = model.name
     assert str(read(engine, served, "latent:noise#3", 10)) == "latent:noise#3"
     with pytest.raises(TargetError, match="there are no latents"):

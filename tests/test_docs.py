@@ -227,6 +227,8 @@ class Player:
             self.python(text)
         elif language == "toml":
             tomllib.loads(text)
+            if "[[token]]" in text:
+                Path("tokens.toml").write_text(text)
         elif language == "json":
             json.loads(text)
         else:
@@ -242,7 +244,7 @@ class Player:
         words = shlex.split(os.path.expandvars(line))[1:]
         parse(words)
         if words[0] == "serve":
-            self.serve(words, answers)
+            self.serve(alone(words), answers)
             return
         with self.embedding(self.typed):
             done = self.run(*cheaper(without_ray(words)))
@@ -355,6 +357,11 @@ def without_ray(words: list[str]) -> list[str]:
     if "ray" not in words:
         return words
     return [word for before, word in zip(["", *words], words) if word not in RAY and before not in RAY]
+
+
+def alone(words: list[str]) -> list[str]:
+    """The same server in one process; test_web_team_processes.py starts teams."""
+    return [word for before, word in zip(["", *words], words) if "--workers" not in (before, word)]
 
 
 def cheaper(words: list[str]) -> list[str]:

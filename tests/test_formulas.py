@@ -1,4 +1,4 @@
-"""Formulas on the documentation site: MathML made of the Unicode of the docstrings, nothing lost, no network."""
+"""Formulas on the site and on the page: MathML made of the Unicode of the docstrings, nothing lost, no network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from vitreous import METHODS, METRICS
+from vitreous._support import formula
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-
-from _make import formula
 
 ALL = {**METHODS, **METRICS}
 LOOKS = str.maketrans({**formula.UP, **formula.DOWN, **formula.LARGE})

@@ -20,6 +20,7 @@ REFERENCE = "the control with which all others are compared"
 PART = "this view is, or is made of, the map of this method"
 TARGETED = "stands for any method that depends on a target"
 WORD = "the word, not the method"
+TAB = "the view of the page, not the method"
 
 ALLOWED = {  # file, names: why they are there
     "inspect/outliers/registers.py": {WORD: ["rise"]},
@@ -62,15 +63,25 @@ ALLOWED = {  # file, names: why they are there
     },
     "trace/apply.py": {"stands for any method that needs attention": ["attention"]},
     "trace/rules/gradient.py": {"the rules of relevance have the names of their papers": ["attn_lrp", "cp_lrp"]},
-    "web/attention.py": {PART: ["rollout"]},
+    "notebook/recorded.py": {"a trait of methods, not the method": ["attention"]},
+    "notebook/show.py": {TAB: ["attention"]},
+    "web/about.py": {"an example in the documentation of the API": ["gae"]},
+    "web/attention.py": {PART: ["rollout"], TAB: ["attention"]},
+    "web/clips.py": {TAB: ["attention"]},
     "web/exports.py": {PART: ["attention", "rollout"]},
     "web/faithfulness.py": {REFERENCE: ["random"]},
     "web/heads.py": {PART: ["cass_attention"]},
+    "web/recipes.py": {PART: ["rollout"]},
     "web/schema.py": {"an example in the documentation of the API": ["cdam"]},
     "web/static/attention.js": {PART: ["attention", "rollout"]},
     "web/static/concepts.js": {DEFAULT: ["cdam"]},
     "web/static/draw.js": {WORD: ["centre"]},
     "web/static/faithfulness.js": {REFERENCE: ["random"]},
+    "web/static/steps.js": {TAB: ["attention"], DEFAULT: ["centred_lrp", "attn_lrp", "gae", "gradcam", "occlusion"]},
+    "web/static/texts.js": {
+        TAB: ["attention"],
+        PART: ["rollout", "grad_rollout", "cdam", "token_ablation", "occlusion", "cass_attention"],
+    },
 }
 
 

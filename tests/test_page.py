@@ -3,163 +3,43 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-for needed in ("fastapi", "uvicorn", "multipart"):
-    pytest.importorskip(needed, reason="the tests of the page need a server: pip install 'vitreous[web]'")
-sync = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright: pip install playwright")
-
 import numpy as np
-import torch
-import uvicorn
+import pages
+import pytest
 import zoo
-from machine import PATIENCE, rare, until
+from machine import PATIENCE, rare
+from pages import DONE, LABELS, LONG, SHOTS, changes, decided, export, maps, photo, pixels, shot
 from PIL import Image
 from test_dense import Segmenter
 
 import vitreous
-from vitreous import METHODS, Model
-from vitreous._support.progress import steps
-from vitreous.cli.serve import listen
+from vitreous import Model
 from vitreous.images.preprocess import IMAGENET
 from vitreous.models.libraries import cropped
 from vitreous.plot.colour import colour_map
-from vitreous.registry import method
-from vitreous.trace.trace import Trace
-from vitreous.types import Map
-from vitreous.web.app import create_app
 from vitreous.web.engine import Engine, Source
-from vitreous.web.limits import Limits
 
 pytestmark = pytest.mark.browser
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-LABELS = ["tabby, tabby cat", "tiger cat", "cat bear", "dog", "sea cat", "lynx", "zebra"]
-SHOTS = os.environ.get("VITREOUS_SCREENSHOTS")  # a folder for those who want to look at the page
-LONG = 100_000  # steps of a job that no test waits for
-TABS = ("explain", "attention", "concepts", "faithfulness", "inside", "features")
+TABS = ("explain", "compare", "attention", "concepts", "faithfulness", "inside", "features")
 FEATURES = "#features .legend span:last-child:not(:empty)"
 THREE = "method=cdam&method=gae&method=rollout"
-DONE = ".grid td:not(.waiting) .legend span:last-child:not(:empty)"
 
 
 @pytest.fixture(scope="module")
-def slow_method() -> Iterator[None]:
-    """A method that takes its time."""
-
-    def dawdle(trace: Trace, target: vitreous.Target, *, times: int = LONG) -> Map:
-        """Nothing, slowly."""
-        for _ in steps(range(times), times, "dawdling"):
-            time.sleep(0.01)
-        return torch.zeros(len(trace), *trace.layout.grid)
-
-    with METHODS.temporary():
-        method(family="control")(dawdle)
-        yield
-
-
-@pytest.fixture(scope="module")
-def site(slow_method: None) -> Iterator[str]:
-    """A server with tiny models, and with the slow method."""
+def site() -> Iterator[str]:
+    """A server with tiny models, and with a slow method."""
     names = ["timm ViT", "timm DINOv2 registers", "timm Swin"]
     models = [Model(decided(zoo.network(name)), labels=LABELS, name=name.replace(" ", "-")) for name in names]
     models.append(Model(Segmenter().eval(), cropped((64, 64), *IMAGENET), ["cat", "dog", "bird"], name="segmenter"))
-    limits = Limits(rate=1e6, burst=10**6, seconds=PATIENCE, patience=PATIENCE, grace=1.0, job_seconds=PATIENCE)
-    engine = Engine([(model, Source("x/y")) for model in models], limits)
-    engine.warm()
-    config = uvicorn.Config(create_app(engine), log_level="error", ws="none", timeout_graceful_shutdown=1)
-    server, listening = uvicorn.Server(config), listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    until(lambda: server.started or not thread.is_alive(), "the start of the server")
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join()
-    listening.close()
-
-
-def decided(network: torch.nn.Module) -> torch.nn.Module:
-    """The same network with clear opinions, so that a patch less can be seen in its percentages."""
-    network = deepcopy(network)
-    for name, weights in network.named_parameters():
-        if name.startswith("head"):
-            weights.data.mul_(8)
-    return network
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = next((path for path in map(shutil.which, BROWSERS) if path), None)
-    if found is None:
-        pytest.skip("the browser tests need Chromium: apt-get install -y chromium")
-    with sync.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def visit(browser: Any, site: str) -> Iterator[Callable[..., Any]]:
-    """A page at an address; at the end nothing may have failed in it, and nothing may have been asked of others."""
-    contexts, wrong, expected = [], [], []
-
-    def watch(page: Any) -> None:
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(f"console: {said.text}"))
-        page.on("request", lambda asked: asked.url.startswith((site, "blob:", "data:")) or wrong.append(asked.url))
-
-    def open_page(address: str = "", *, wide: int = 1280, high: int = 800, ready: str = DONE, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": wide, "height": high}, accept_downloads=True, **options)
-        context.set_default_timeout(1000 * PATIENCE)
-        contexts.append(context)
-        page = context.new_page()
-        page.expected = expected
-        watch(page)
-        page.goto(f"{site}#{address}")
-        page.wait_for_selector(ready)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert [said for said in wrong if not any(part in said for part in expected)] == []
-
-
-def shot(page: Any, name: str) -> None:
-    if SHOTS:
-        page.screenshot(path=Path(SHOTS) / f"{name}.png")
-
-
-def photo(seed: int = 0, size: int = 96) -> dict[str, Any]:
-    """A picture as a file that a user picks."""
-    noise = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)
-    held = io.BytesIO()
-    Image.fromarray(noise).resize((size, size)).save(held, "PNG")
-    return {"name": f"photo{seed}.png", "mimeType": "image/png", "buffer": held.getvalue()}
-
-
-def pixels(page: Any, selector: str) -> str:
-    return str(page.locator(selector).first.evaluate("c => c.toDataURL()"))
-
-
-def changes(page: Any, selector: str, before: str) -> None:
-    """Wait until a canvas shows something else."""
-    page.wait_for_function("([s, b]) => document.querySelector(s).toDataURL() !== b", arg=[selector, before])
-
-
-def maps(page: Any, count: int) -> None:
-    """Wait until so many maps are drawn."""
-    page.wait_for_function("([s, n]) => document.querySelectorAll(s).length === n", arg=[DONE, count])
+    with pages.dawdling(), pages.serving(Engine([(model, Source("x/y")) for model in models], pages.FREE)) as home:
+        yield home
 
 
 def test_first_visit_is_explained(visit: Callable[..., Any]) -> None:
@@ -192,10 +72,10 @@ def test_the_whole_way(visit: Callable[..., Any], tmp_path: Path) -> None:
     changes(page, ".grid canvas", before)
 
     with page.expect_download() as figure:
-        page.click("#figure")
+        export(page, "figure")
     with Image.open(figure.value.path()) as drawn:
         assert drawn.format == "PNG" and drawn.width > 500
-    page.click("#python")
+    export(page, "python")
     page.wait_for_selector("#toast:visible, dialog[open] pre")
     page.keyboard.press("Escape")
 
@@ -261,7 +141,7 @@ def test_the_whole_way(visit: Callable[..., Any], tmp_path: Path) -> None:
 def taken(page: Any, kind: str) -> Path:
     """What a button of the export group gives."""
     with page.expect_download() as download:
-        page.click(f"#{kind}")
+        export(page, kind)
     assert download.value.suggested_filename.endswith(f".{kind}")
     return Path(download.value.path())
 
@@ -356,6 +236,21 @@ def test_a_concept_is_built_from_the_packaged_examples(visit: Callable[..., Any]
     page.wait_for_function("() => !document.querySelector('.concept')")
 
 
+@pytest.mark.slow
+def test_without_concepts_the_tab_offers_one(visit: Callable[..., Any]) -> None:
+    page = visit("tab=concepts", ready=".gallery img", wide=1440, high=900)
+    page.wait_for_function("() => [...document.querySelectorAll('.gallery img')].every((one) => one.naturalWidth > 0)")
+    stage, last = page.locator("#stage").bounding_box(), page.locator(".offer button").bounding_box()
+    assert last["y"] + last["height"] - stage["y"] > 0.6 * stage["height"], "the tab is half empty"
+    page.focus(".offer button")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".concept .legend span:last-child:not(:empty)")
+    assert page.locator(".concept b").inner_text() == "coffee" and page.locator(".offer").count() == 0
+    page.get_by_role("button", name="Delete coffee").click()
+    page.wait_for_selector(".offer")
+
+
+@pytest.mark.slow
 def test_an_unknown_label_is_refused_where_it_is_typed(visit: Callable[..., Any]) -> None:
     page = visit("method=cdam")
     page.expected.append("status of 422")
@@ -439,6 +334,32 @@ def test_the_attention_tab_fills_a_wide_page(visit: Callable[..., Any], wide: in
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "count"),
+    [
+        ("method=cdam&target=3", 1),
+        ("method=cdam&target=3&target=6", 2),
+        ("method=rollout&target=3&target=6", 1),
+        ("method=cdam&method=gae&target=3", 2),
+        ("method=cdam&method=rollout&target=3&target=6", 3),
+    ],
+)
+def test_few_maps_fill_a_wide_page(visit: Callable[..., Any], address: str, count: int) -> None:
+    page = visit(address, wide=1440, high=900)
+    maps(page, count)
+    shot(page, f"few-{address.count('method=')}-{count}")
+    stage = page.locator("main").bounding_box()
+    shown = [one.bounding_box() for one in page.locator("#explain .grid .map").all()]
+    assert max(box["x"] + box["width"] for box in shown) > stage["x"] + 0.6 * stage["width"], "the tab is half empty"
+    assert page.get_by_role("rowheader").count() == address.count("target="), "still a table"
+    assert min(box["y"] + box["height"] for box in shown) < stage["y"] + stage["height"], "a map is cut"
+    assert page.evaluate(
+        "() => { const { scrollWidth, clientWidth } = document.querySelector('main'); "
+        "return scrollWidth <= clientWidth; }"
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("wide", "high"), [(390, 844), (844, 390), (320, 568)])
 def test_nothing_covers_the_maps_on_a_phone(visit: Callable[..., Any], wide: int, high: int) -> None:
     page = visit(
@@ -451,9 +372,9 @@ def test_nothing_covers_the_maps_on_a_phone(visit: Callable[..., Any], wide: int
         const seen = points.filter(([x, y]) => x > 124 && x < innerWidth && y > 90 && y < innerHeight);
         return seen.some(([x, y]) => !map.contains(document.elementFromPoint(x, y)));
     }).length"""
-    for tab in ("explain", "attention"):
+    for tab in ("explain", "compare", "attention", "inside", "features"):
         page.evaluate("tab => document.getElementById(`tab-${tab}`).click()", tab)
-        page.wait_for_selector(f"#{tab} .map")
+        page.wait_for_selector(f"#{tab} .map:visible")
         shown = page.locator(f"#{tab} .map:visible")
         assert shown.count() >= 2
         assert shown.evaluate_all(covered) == 0, tab
@@ -497,6 +418,15 @@ def test_what_would_change_it_is_found_and_undone(visit: Callable[..., Any]) -> 
 
 
 @pytest.mark.slow
+def test_curves_that_a_search_interrupted_go_on_after_it(visit: Callable[..., Any]) -> None:
+    page = visit("tab=faithfulness", ready="#counterfactual")
+    page.get_by_role("button", name="Find", exact=True).click()
+    page.locator("p.extras", has_text="the decision is").wait_for()
+    page.wait_for_selector("#faithfulness .areas:has-text('random')")
+    assert page.locator("#faithfulness .problem:visible").count() == 0
+
+
+@pytest.mark.slow
 def test_dropped_and_pasted_photos(visit: Callable[..., Any]) -> None:
     page = visit(THREE)
     give = """async ([name, kind]) => {
@@ -520,6 +450,7 @@ def test_dropped_and_pasted_photos(visit: Callable[..., Any]) -> None:
     maps(page, 5)
 
 
+@pytest.mark.slow
 def test_colours_are_those_of_the_figures(visit: Callable[..., Any]) -> None:
     page = visit(THREE)
     draw = """async signed => {
@@ -591,7 +522,12 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     tab_to("#methods")
     page.keyboard.press("Enter")
     page.wait_for_selector("dialog[open]")
-    tab_to("[data-method=random] input")
+    tab_to("dialog .method summary")  # of each method two stops, or the arrow keys from one to the next
+    page.keyboard.press("End")
+    for _ in range(8):  # of the last methods
+        if page.evaluate("document.activeElement.matches('[data-method=random] input')"):
+            break
+        page.keyboard.press("ArrowUp")
     page.keyboard.press("Space")
     tab_to("dialog .strong")
     page.keyboard.press("Enter")
@@ -603,6 +539,8 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
     assert "row" in page.locator("#live").inner_text()
     page.wait_for_function("() => location.hash.includes('patch=')")
     page.locator("#tab-explain").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#compare .grid .map")
     page.keyboard.press("ArrowRight")
     page.wait_for_selector(".heads .thumb[aria-pressed=true]")
     tab_to(".heads .thumb")
@@ -629,7 +567,7 @@ def test_keyboard_alone(visit: Callable[..., Any]) -> None:
 )
 def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high: int) -> None:
     ready = {"attention": ".heads canvas", "faithfulness": ".chart .curve", "inside": ".headbar", "concepts": ".form"}
-    ready["features"] = FEATURES
+    ready["features"], ready["compare"] = FEATURES, "#compare .grid .map"
     page = visit(THREE, wide=wide, high=high, color_scheme=scheme, reduced_motion="reduce", has_touch=wide < 500)
     for tab in TABS:
         page.evaluate("tab => document.getElementById(`tab-${tab}`).click()", tab)
@@ -658,8 +596,8 @@ def test_every_tab_fits(visit: Callable[..., Any], scheme: str, wide: int, high:
         maps(page, 7)
         page.locator(".grid .map").first.tap()
         page.wait_for_selector(".badge:visible")
-        page.locator(".grid").evaluate("t => { t.parentElement.scrollLeft = 300 }")
-        assert page.locator(".grid tbody th").first.bounding_box()["x"] <= 16
+        page.locator("#explain .grid").evaluate("t => { t.parentElement.scrollLeft = 300 }")
+        assert page.locator("#explain .grid tbody th").first.bounding_box()["x"] <= 16
 
 
 def luminance(page: Any, selector: str, kind: str) -> float:
@@ -716,6 +654,7 @@ def test_cancel_and_options(visit: Callable[..., Any]) -> None:
     assert "dawdle;times=2" in page.evaluate("location.hash")
 
 
+@pytest.mark.slow
 def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
     page = visit("method=cdam&method=attention_flow&model=timm-Swin", ready=".failed .problem")
     assert "attention" in page.locator(".failed .problem").inner_text()
@@ -738,6 +677,7 @@ def test_errors_in_words_where_they_happen(visit: Callable[..., Any]) -> None:
     page.expected.extend(["status of 404", "status of 422"])
 
 
+@pytest.mark.slow
 def test_a_place_is_clicked_and_a_box_is_drawn(visit: Callable[..., Any]) -> None:
     """On a model with an output for each place; the targets are in pixels of the image."""
     page = visit("model=segmenter&method=gradient&method=rollout&target=top-1")
@@ -747,14 +687,14 @@ def test_a_place_is_clicked_and_a_box_is_drawn(visit: Callable[..., Any]) -> Non
     box = page.locator(".well .map").bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.75, box["y"] + box["height"] * 0.25)
     maps(page, 4)  # rollout depends on the place too
-    assert page.locator(".chip").filter(has_text="@96,32").count() == 1
+    assert page.locator(".chip").filter(has_text="at 96,32").count() == 1
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.5)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.75, steps=4)
-    assert page.locator(".well .region:visible").count() == 1
+    assert page.locator(".well .sketch .marks").count() == 1
     page.mouse.up()
     maps(page, 6)
-    assert page.locator(".chip").filter(has_text="@32,64,6").count() == 1
+    assert page.locator(".chip").filter(has_text="in 32,64,6").count() == 1
     heads = page.locator(".grid tbody th").all_inner_texts()
     assert any("at 96,32" in head for head in heads) and any("in 32,64,6" in head for head in heads)
     shot(page, "region")

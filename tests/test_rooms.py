@@ -29,7 +29,7 @@ ROOMS = (  # from the top of the house: a room may import those before it, never
         "methods",
         "api",
     ),
-    *("language", "counterfactuals", "bridges", "evaluation", "inspect", "web", "cli"),
+    *("language", "counterfactuals", "bridges", "evaluation", "inspect", "web", "notebook", "cli"),
 )
 MOST_AT_THE_ROOT = 12
 

@@ -577,13 +577,6 @@ def keys(path: Path) -> list[str]:
         return [key for key in held.files if "gae" in key]
 
 
-def test_the_page_refuses_models_of_videos() -> None:
-    from vitreous.web.engine import Engine, Source
-
-    with pytest.raises(Unsupported, match="takes videos, and the page works with images"):
-        Engine([(model("vivit"), Source("vivit"))])
-
-
 def test_the_encoder_of_vjepa2_runs_without_its_predictor() -> None:
     own = model("vjepa2 encoder")
     with torch.no_grad():

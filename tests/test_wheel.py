@@ -101,7 +101,7 @@ def test_the_source_holds_what_its_commands_need(tools: Path, tmp_path: Path) ->
         held = {name.partition("/")[2] for name in opened.getnames()}
     needed = {"Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "constraints.txt", "mkdocs.yml"}
     assert needed <= held
-    for name in ("docs/build.py", "docs/_make/formula.py", "tests/conftest.py", "src/vitreous/web/static/take.js"):
+    for name in ("docs/build.py", "docs/_make/declared.py", "tests/conftest.py", "src/vitreous/web/static/take.js"):
         assert name in held
 
 

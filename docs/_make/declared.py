@@ -6,8 +6,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from _make import evidence, figures, formula
+from _make import evidence, figures
 from vitreous import METHODS, METRICS
+from vitreous._support import formula
 from vitreous.declaration import takes, typed
 from vitreous.references import REFERENCES, cited
 from vitreous.registry import Declared, Method, Metric

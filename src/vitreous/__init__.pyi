@@ -61,6 +61,7 @@ from .metrics.case import evaluate as evaluate
 from .models.layout import Layout as Layout
 from .models.load import load as load
 from .models.model import Model as Model
+from .notebook.show import view as view
 from .registry import METHODS as METHODS
 from .registry import METRICS as METRICS
 from .registry import Noted as Noted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from vitreous.trace.views import Views
 from vitreous.types import Box, Map
 from vitreous.version import VERSION
 
+RENAMED = "view(image, index) is now seen(image, index), and goes in 0.3; view() shows the maps in a notebook"
 PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "regions", "sources", "inputs")
 MODEL = (
     *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
@@ -148,7 +150,19 @@ class Attribution:
             return join([one.resize(size) for one in self])
         return replace(self, map=spread(self.map, (shape[0], shape[1]), self.box), box=None)
 
-    def view(self, image: Any = None, index: int = 0) -> Image.Image:
+    def view(self, *others: Any, index: int | None = None, height: int | None = None) -> Any:
+        """The maps in a notebook, on the page's own views: point at patches, change colours, save; no model is needed.
+
+        `others`: attributions of the same images, shown beside these. `height`: of the widget, in pixels.
+        """
+        if index is not None or not all(isinstance(one, Attribution) for one in others):
+            warnings.warn(RENAMED, DeprecationWarning, stacklevel=2)
+            return self.seen(others[0] if others else None, index or 0)
+        import vitreous  # by its public name: a notebook's room lies below this one
+
+        return vitreous.view([self, *others], height=height)
+
+    def seen(self, image: Any = None, index: int = 0) -> Image.Image:
         """The image to draw on: the given one, or the one that was explained, cropped to what the model saw."""
         if image is not None:
             return drawn_on(image, None if self.views is None else self.views.preprocess)
@@ -174,7 +188,7 @@ class Attribution:
             return panel_of(self, index, cells).picture
         values, control = self[index].map[0].cpu().numpy(), is_control(self.method)
         ends = limits(values, self.signed, is_level(self.method))
-        shown = self.view(image, index)
+        shown = self.seen(image, index)
         drawn = overlay(values, shown, self.signed, cells=cells, limits=ends, control=control, box=self.box)
         drawn = outlined(drawn, self.boxes[index] if self.boxes else None)
         return surrounded(drawn, self.regions[index] if self.regions else None)

@@ -134,7 +134,7 @@ def write(
             if kind == NUMBERS:
                 save_arrays(file, {**arrays, "weighted": one.map[0].cpu().numpy()}, mark)
             else:
-                seen = heads_figure(found.heads[index], scores, found.saliency[index], one, one.view(), title=words)
+                seen = heads_figure(found.heads[index], scores, found.saliency[index], one, one.seen(), title=words)
                 save_figure(seen, file, mark)
             files.setdefault("maps" if kind == NUMBERS else "figure", str(file))
     return files

@@ -45,6 +45,7 @@ from vitreous.cli.arguments import (
     spelling,
 )
 from vitreous.cli.groups import grouped
+from vitreous.cli.serve_options import AllowedModels, LatentsFiles, Workers
 from vitreous.errors import OptionError
 
 app = typer.Typer(
@@ -257,24 +258,37 @@ def serve(
     device: Device = None,
     memory: Memory = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other computers can reach it only with --token.")
+        str, typer.Option(help="Address to listen on; one that other computers reach needs --token or --tokens.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.", min=0, max=65535)] = 8000,
     token: Annotated[
-        str | None, typer.Option(envvar="VITREOUS_TOKEN", help="What visitors must give once.", show_envvar=True)
+        str | None, typer.Option(envvar="VITREOUS_TOKEN", help="Token that visitors give once.", show_envvar=True)
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name by which visitors may call this server. May be repeated.")
+        list[str] | None, typer.Option(help="Host name under which browsers may reach this server. May be repeated.")
     ] = None,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    latents: LatentsFiles = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="TOML file of tokens, each with its own limits; read again at SIGHUP.")
+    ] = None,
+    workers: Workers = None,
+    grace: Annotated[
+        float,
+        typer.Option(help="Seconds that running requests and jobs get to finish after SIGTERM.", min=0, max=3600),
+    ] = 5.0,
+    log: Annotated[str, typer.Option(help="text: only problems; json: every request and job as a line.")] = "text",
+    allow_model: AllowedModels = None,
 ) -> None:
-    """Look around inside models in the browser."""
-    from vitreous._support.memory import limit_memory
+    """Serve the web page, which explains and inspects models in a browser."""
     from vitreous.cli import serve as command
 
-    with limit_memory(memory):
-        place = command.Place(host, port, token, allow_host or [])
-        command.run(model or [None], weights or [], bands, device, place, browse)
+    place = command.Place(host, port, token, allow_host or [], tokens)
+    running = command.Running(workers, memory, grace, log, browse)
+    devices = [one.strip() or None for one in (device or "").split(",")]
+    later = [command.named(text) for text in allow_model or []]
+    loading = command.Loading(model or [None], weights or [], bands, devices, command.named_latents(latents), later)
+    command.run(loading, place, running)
 
 
 @app.command()

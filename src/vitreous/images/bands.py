@@ -191,8 +191,8 @@ def opened(source: Path | io.BytesIO, ending: str, name: str) -> Iterator[IO[byt
             yield file
 
 
-def read_array(source: Path | io.BytesIO, ending: str, name: str, most: int) -> np.ndarray:
-    """Read an .npy or .npz file of at most `most` numbers as data, never as code."""
+def read_array(source: Path | io.BytesIO, ending: str, name: str, most: int, axes: int = 3) -> np.ndarray:
+    """Read an .npy or .npz file of at most `most` numbers as data, never as code; `axes`: at most so many."""
     from numpy.lib import format as npy
 
     try:
@@ -201,7 +201,7 @@ def read_array(source: Path | io.BytesIO, ending: str, name: str, most: int) -> 
             shape, fortran, kind = (start or npy.read_array_header_2_0)(file)
             if kind.hasobject or kind.kind not in "biuf":
                 raise InputError(f"{name}: an array of {kind} is not an image; give uint8, uint16, or floats in 0…1")
-            if not 2 <= len(shape) <= 3 or min(shape) < 1:
+            if not 2 <= len(shape) <= axes or min(shape) < 1:
                 raise InputError(f"{name}: an array of shape {list(shape)} is not an image; give [Y, X] or [Y, X, C]")
             numbers = math.prod(shape)
             if numbers > most:

@@ -6,8 +6,9 @@ frame ⌊(i + ½)·n / T⌋ for i = 0 … T − 1. A video of fewer frames than 
 
 from __future__ import annotations
 
+import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +22,12 @@ from torch import Tensor
 from vitreous._support.files import stamp_file
 from vitreous.errors import InputError
 from vitreous.images import pictures
-from vitreous.images.bands import check_size
+from vitreous.images.bands import ARRAYS, MOST_PIXELS, check_size, read_array
 from vitreous.images.listing import ENDINGS
 
 ANIMATED = frozenset({".gif", ".webp", ".png", ".apng"})  # that Pillow decodes
 FILMS = frozenset({".mp4", ".webm", ".mov", ".mkv", ".avi", ".m4v", ".mpg", ".mpeg"})  # that need a decoder
+STILL = "is a single image, and the model takes videos; give a GIF, a film or a folder of frames"
 TAKES = "give a file, a folder of frames, a list of frames, a uint8 array [T, Y, X, 3] or a float tensor"
 
 
@@ -110,9 +112,12 @@ def open_video(path: Path, frames: int) -> Video:
     ending, stamp = path.suffix.lower(), stamp_file(path)
     with pictures.one_error(path):
         if ending in FILMS:
-            decoded, chosen = film(path, frames)
+            decoded, chosen, _ = film(path, str(path), frames)
         elif ending in ANIMATED:
-            decoded, chosen = animation(path, frames)
+            decoded, chosen, _ = animation(path, str(path), frames)
+        elif ending in ARRAYS:
+            found = of_frames(read_video_array(path, name), frames, name)
+            return replace(found, name=path.name, source=path, stamp=stamp)
         else:
             raise InputError(
                 f"{name}: is not a video; give a GIF, a folder of frames or one of {', '.join(sorted(FILMS))}"
@@ -146,51 +151,74 @@ def numbered(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
 
 
-def animation(path: Path, frames: int) -> tuple[list[Image.Image], tuple[int, ...]]:
-    """A GIF, or another animated image that Pillow reads."""
-    with warnings.catch_warnings(), Image.open(path) as image:
+def animation(opened: Path | io.BytesIO, where: str, frames: int) -> tuple[list[Image.Image], tuple[int, ...], int]:
+    """The sampled frames of a GIF or another animated image, their numbers, and how many it has."""
+    with warnings.catch_warnings(), Image.open(opened) as image:
         warnings.simplefilter("ignore")
         count = getattr(image, "n_frames", 1)
         if count < 2:
-            raise InputError(
-                f"{path}: is a single image, and the model takes videos; give a folder of frames or a film"
-            )
+            raise InputError(f"{where}: {STILL}")
         chosen, read = spread(count, frames), {}
         for i in dict.fromkeys(chosen):
             image.seek(i)
-            read[i] = pictures.upright(image.copy(), str(path))
-        return [read[i] for i in chosen], chosen
+            read[i] = pictures.upright(image.copy(), where)
+        return [read[i] for i in chosen], chosen, count
+
+
+def read_video_array(opened: Path | io.BytesIO, where: str, most: int = 3 * MOST_PIXELS) -> np.ndarray:
+    """An .npy or .npz file of at most `most` numbers: [T Y X 3] of 8 bits."""
+    array = read_array(opened, Path(where).suffix.lower(), where, most, axes=4)
+    if array.ndim != 4:
+        raise InputError(f"{where}: {STILL}")
+    return array
 
 
 # ------------------------------------------------------------------------------------------------------- film files
 
 
-def film(path: Path, frames: int) -> tuple[list[Image.Image], tuple[int, ...]]:
-    """A film file, decoded by PyAV."""
+def film(
+    opened: Path | io.BytesIO,
+    where: str,
+    frames: int,
+    *,
+    reader: str | None = None,
+    watch: Callable[[int, int, int], None] | None = None,
+) -> tuple[list[Image.Image], tuple[int, ...], int]:
+    """The sampled frames of a film file, decoded by PyAV, their numbers, and how many it has.
+
+    `reader`: the only demuxer that is tried. `watch(width, height, number)` may raise; it sees each frame that passes.
+    """
     if find_spec("av") is None:
-        said = f"{path}: no decoder for {path.suffix.lower()} files is installed"
+        said = f"{where}: no decoder for {Path(where).suffix.lower()} files is installed"
         raise InputError(f"{said}: pip install 'vitreous[video]', or give a GIF or a folder of frames")
-    count = sum(1 for _ in decoded(path))  # what a file says of its length is not always true
+    count = 0  # what a file says of its length is not always true
+    for frame in decoded(opened, where, reader):
+        count += 1
+        if watch is not None:
+            watch(frame.width, frame.height, count)
     if count == 0:
-        raise InputError(f"{path}: has no frames that can be decoded")
+        raise InputError(f"{where}: has no frames that can be decoded")
     chosen = spread(count, frames)
     wanted, read = set(chosen), {}
-    for number, frame in enumerate(decoded(path)):
+    for number, frame in enumerate(decoded(opened, where, reader)):
         if number in wanted:
-            check_size(frame.width, frame.height, str(path))
+            check_size(frame.width, frame.height, where)
             read[number] = turned(frame.to_image(), getattr(frame, "rotation", 0)).convert("RGB")
-    return [read[i] for i in chosen], chosen
+    return [read[i] for i in chosen], chosen, count
 
 
-def decoded(path: Path) -> Iterator[Any]:
+def decoded(opened: Path | io.BytesIO, where: str, reader: str | None = None) -> Iterator[Any]:
     """The frames of a film, as PyAV has them."""
     import av
 
-    with av.open(str(path)) as held:
+    if isinstance(opened, io.BytesIO):
+        opened.seek(0)
+    with av.open(str(opened) if isinstance(opened, Path) else opened, format=reader) as held:
         if not held.streams.video:
-            raise InputError(f"{path}: has no video in it")
+            raise InputError(f"{where}: has no video in it")
         stream = held.streams.video[0]
         stream.thread_type = "AUTO"
+        stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}
         yield from held.decode(stream)
 
 

@@ -25,6 +25,7 @@ from vitreous.models.model import Model, unwrap
 from vitreous.models.output import Form, see
 from vitreous.types import Extent, Images
 
+FIRST = ("What is this?", "It is a photo")  # a question and an answer with which a model can be run
 PLAIN = "{image}\n{question}"  # a prompt, where neither processor nor tokenizer has a chat template
 
 
@@ -151,6 +152,15 @@ class Speaker:
     def logits(self, question: str, answer: list[int], images: Images) -> Tensor:
         prompt = self.prompt(question, size_of(images))
         return vlm.logits(self.net, images, prompt + answer, len(prompt))
+
+
+def heard(model: Model) -> Model:
+    """The model; if it answers questions, one with a question and an answer, so that it can be run."""
+    if isinstance(model, WordsModel) or not vlm.speaks(model.module):
+        return model
+    asked = Speaker(model.module, name=model.name).model(*FIRST)
+    asked.spec, asked.weights, asked.notes = model.spec, model.weights, model.notes
+    return asked
 
 
 def size_of(images: Tensor) -> tuple[int, int]:

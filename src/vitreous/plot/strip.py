@@ -165,7 +165,14 @@ def film_frames(attribution: Explained, index: int, *, cells: bool = False) -> l
 def save_film(
     attributions: Sequence[Explained], path: Path, told: Mapping[str, Any] | None = None, *, cells: bool = False
 ) -> None:
-    """Write an animated GIF of the first video, several maps side by side; smaller where it would be a large file."""
+    """Write an animated GIF of the first video."""
+    write_whole(path, film_bytes(attributions, told, cells=cells))
+
+
+def film_bytes(
+    attributions: Sequence[Explained], told: Mapping[str, Any] | None = None, *, cells: bool = False
+) -> bytes:
+    """An animated GIF of the first video, several maps side by side; smaller where it would be a large file."""
     films = [film_frames(one, 0, cells=cells) for one in attributions]
     pictures = [side_by_side(together) if len(films) > 1 else together[0] for together in zip(*films)]
     written = gif_bytes(pictures, [FRAME_MS] * len(pictures), told)
@@ -173,4 +180,4 @@ def save_film(
         smaller = round(0.8 * pictures[0].width), round(0.8 * pictures[0].height)
         pictures = [one.resize(smaller, Image.Resampling.LANCZOS) for one in pictures]
         written = gif_bytes(pictures, [FRAME_MS] * len(pictures), told)
-    write_whole(path, written)
+    return written

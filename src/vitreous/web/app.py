@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 
 from vitreous.errors import VitreousError
 from vitreous.version import VERSION
 from vitreous.web import (
+    about,
+    additions,
+    answers,
     attention,
+    compare,
     concepts,
     counterfactual,
     explain,
     exports,
     faithfulness,
     features,
+    films,
     heads,
     info,
+    latents,
     problems,
+    recipes,
+    regions,
+    session,
 )
 from vitreous.web.common import PROBLEMS
 from vitreous.web.docs import page
 from vitreous.web.engine import Engine
 from vitreous.web.guard import LOOPBACK, Guard
+from vitreous.web.health import Health
+from vitreous.web.measured import engine_metrics
 from vitreous.web.statics import Statics
+from vitreous.web.tokens import Tokens
+from vitreous.web.watch import LEAVING, Watch
+
+PARTS = (
+    *(info, about, exports, explain, attention, concepts, faithfulness, counterfactual, heads, features),
+    *(regions, latents, answers, films, compare, additions, recipes, session),
+)
 
 
-def create_app(engine: Engine, *, hosts: Iterable[str] = LOOPBACK, token: str | None = None) -> Guard:
-    """Everything that `vitreous serve` serves, as an ASGI application."""
-    names = list(hosts)
-    alone = token is None and {*names} <= {*LOOPBACK}
-    return Guard(inner_app(engine, alone=alone), engine.limits, names, token)
+def create_app(
+    engine: Engine,
+    *,
+    hosts: Iterable[str] = LOOPBACK,
+    token: str | None = None,
+    tokens: Tokens | None = None,
+) -> Guard:
+    """Everything that `vitreous serve` serves in one process, as an ASGI application."""
+    names, tokens, watch = list(hosts), tokens or Tokens(token), Watch()
+    alone = not tokens and {*names} <= {*LOOPBACK}
+
+    async def metrics() -> bytes:
+        return watch.metrics.text(engine_metrics(engine))
+
+    health = Health(lambda: LEAVING if watch.leaving else None, metrics)
+    return Guard(inner_app(engine, health.routes(), alone=alone), engine.limits, names, tokens, watch)
 
 
-def inner_app(engine: Engine, *, alone: bool = False) -> FastAPI:
-    """`alone`: nobody but this computer reaches the server."""
+def inner_app(engine: Engine, more: Sequence[BaseRoute] = (), *, alone: bool = False) -> FastAPI:
+    """The routes themselves, and `more`. `alone`: nobody but this computer reaches the server."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -58,9 +88,10 @@ def inner_app(engine: Engine, *, alone: bool = False) -> FastAPI:
     )
     app.state.engine, app.state.alone = engine, alone
     api = APIRouter(prefix="/api", responses=PROBLEMS)
-    for part in (info, exports, explain, attention, concepts, faithfulness, counterfactual, heads, features):
+    for part in PARTS:
         api.include_router(part.router)
     app.include_router(api)
+    app.include_router(about.pages)
     app.add_exception_handler(HTTPException, problems.on_http)
     app.add_exception_handler(RequestValidationError, problems.on_invalid)
     app.add_exception_handler(VitreousError, problems.on_ours)
@@ -70,6 +101,7 @@ def inner_app(engine: Engine, *, alone: bool = False) -> FastAPI:
     async def docs() -> HTMLResponse:
         return HTMLResponse(page(app.openapi()))
 
+    app.router.routes.extend(more)
     app.add_route("/{path:path}", Statics().get, methods=["GET", "HEAD"], include_in_schema=False)
     app.openapi()  # builds all routes now; FastAPI would do so at the first request, beside those of others
     return app

@@ -29,17 +29,21 @@ from vitreous.trace.tokens import (
 from vitreous.trace.trace import Trace
 from vitreous.web import engine as engines
 from vitreous.web import schema
+from vitreous.web.abilities import heads_of
+from vitreous.web.clips import only_images
 from vitreous.web.common import BINARY, ImageQuery, Layer, ModelQuery, Served, numbers
-from vitreous.web.engine import Engine, heads_of
+from vitreous.web.engine import Engine
 
 router = APIRouter()
 Head = Annotated[str, Query(pattern=r"^(mean|\d{1,3})$")]
 Token = Annotated[str, Query(pattern=r"^(readout|\d{1,6})$")]
 
 
-async def looked(engine: Engine, model: str | None, image: str, work: Callable[[Trace], Response]) -> Response:
+async def looked(
+    engine: Engine, model: str | None, image: str, work: Callable[[Trace], Response], tab: str = "attention"
+) -> Response:
     """Read something off a recorded run, in a thread that needs no model."""
-    trace = await followable(engine, engine.find(model), image)
+    trace = await followable(engine, engine.find(model), image, tab)
     return await engine.read(lambda: quietly(work, trace))
 
 
@@ -48,7 +52,8 @@ def quietly(work: Callable[[Trace], Response], trace: Trace) -> Response:
         return work(trace)
 
 
-async def followable(engine: Engine, served: engines.Served, image: str) -> Trace:
+async def followable(engine: Engine, served: engines.Served, image: str, tab: str = "attention") -> Trace:
+    only_images(served.model, tab)
     trace = await engine.seen(served, image)
     said = between_all(trace.layout, served.name, "this")
     if said is not None:

@@ -15,6 +15,7 @@ from vitreous.models.output import Form, Meaning
 from vitreous.trace.region import predicted_shares
 from vitreous.web import schema
 from vitreous.web.engine import Engine
+from vitreous.web.notes import Visitor, visitor_of
 
 FOREVER = "private, max-age=31536000, immutable"
 BINARY: dict[int | str, dict[str, Any]] = {
@@ -35,7 +36,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         421: "another host is meant",
         422: "it cannot be done",
         429: "too many requests",
-        503: "the queue is full, or the answer took too long",
+        503: "the queue is full, the answer took too long, or what is asked is being started or stopped",
     }.items()
 }
 
@@ -45,12 +46,12 @@ async def get_engine(request: Request) -> Engine:  # async: no thread is needed 
     return engine
 
 
-async def get_client(request: Request) -> str:
-    return request.client.host if request.client else "?"
+async def get_client(request: Request) -> Visitor:
+    return visitor_of(request.scope)
 
 
 Served = Annotated[Engine, Depends(get_engine)]
-Client = Annotated[str, Depends(get_client)]
+Client = Annotated[Visitor, Depends(get_client)]
 ModelQuery = Annotated[str | None, Query(max_length=200)]
 ImageQuery = Annotated[str, Query(pattern=schema.IMAGE, examples=["sample:cat"])]
 ImagePath = Annotated[str, Path(pattern=schema.IMAGE, examples=["sample:cat"])]
@@ -75,7 +76,9 @@ def each_number(values: Tensor) -> list[float | None]:
 
 
 def best(model: Model, output: Tensor, top: int) -> list[schema.Chance]:
-    """The most probable classes of one image's output [C], or its largest values."""
+    """The most probable classes of one image's output [C], or its largest values; an answer has none."""
+    if model.form is Form.WORDS:
+        return []
     shares = class_shares(model, output)
     return chances(model, output, shares.nan_to_num(0).topk(min(top, len(shares))).indices.tolist())
 
@@ -90,6 +93,8 @@ def class_shares(model: Model, output: Tensor) -> Tensor:
 
 
 def chances(model: Model, output: Tensor, indices: list[int]) -> list[schema.Chance]:
+    if model.form is Form.WORDS:
+        return []
     meaning, share = model.meaning, [finite(number) for number in class_shares(model, output)]
     known = [i for i in indices if i < len(share)]
     of = "value" if meaning is Meaning.VALUE else "probability"

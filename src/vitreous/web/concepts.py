@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import secrets
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from torch import Tensor
 
+from vitreous.models.fingerprint import fingerprint
 from vitreous.models.model import Model
-from vitreous.trace.concept import SIMILARITIES, Concept
+from vitreous.trace.concept import SIMILARITIES, Concept, embeddings
 from vitreous.web import engine as engines
-from vitreous.web import schema
+from vitreous.web import ids, schema
+from vitreous.web.clips import only_images
 from vitreous.web.common import HexPath, Served
 from vitreous.web.engine import Held
 from vitreous.web.limits import Limits
@@ -53,22 +54,33 @@ async def make(request: Request, engine: Served) -> schema.ConceptMade:
     async with engine.arriving:
         form = await read_form(request, limits.concept_bytes, files=limits.examples, fields=8)
     name, similarity, served = checked(engine, form)
-    inputs = [await engine.decode(partial(input_of, served.model, part, limits)) for part in form.files]
-    made = await engine.ask(served, lambda: Concept.from_images(served.model, stacked(inputs), similarity, name=name))
-    held = Held(secrets.token_hex(12), replace(made, examples=tuple(part.name for part in form.files)), served.name)
+    only_images(served.model, "concepts")
+    vector = await mean(engine, served, form.files)
+    examples = tuple(part.name for part in form.files)
+    held = Held(ids.fresh(), Concept(vector, similarity, name, fingerprint(served.model), examples), served.name)
     engine.concepts.put(held.id, held)
     return told(held)
+
+
+async def mean(engine: engines.Engine, served: engines.Served, files: Sequence[Part]) -> Tensor:
+    """The mean embedding of the examples; each is a question by itself, so that those of others pass in between."""
+    sizes, vectors = set(), []
+    for part in files:
+        x = await engine.decode(partial(input_of, served.model, part, engine.limits))
+        sizes.add(x.shape)
+        if len(sizes) > 1:
+            raise Problem(422, "the images come out of the model's preprocessing in different sizes; crop them alike")
+        vectors.append(await engine.ask(served, partial(embedded, served.model, x)))
+    return torch.cat(vectors).mean(0).float().cpu()
+
+
+def embedded(model: Model, x: Tensor) -> Tensor:
+    return torch.cat(list(embeddings(model, x)))
 
 
 def input_of(model: Model, part: Part, limits: Limits) -> Tensor:
     """Decode and preprocess one example; images may be large, so only one is held at a time."""
     return model.prepare([open_picture(part, limits, model.channels)])
-
-
-def stacked(inputs: list[Tensor]) -> Tensor:
-    if len({x.shape for x in inputs}) > 1:
-        raise Problem(422, "the images come out of the model's preprocessing in different sizes; crop them alike")
-    return torch.cat(inputs)
 
 
 def checked(engine: engines.Engine, form: Form) -> tuple[str, str, engines.Served]:

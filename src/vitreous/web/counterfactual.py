@@ -14,6 +14,7 @@ from vitreous.counterfactuals.result import Counterfactual, Named
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.web import schema
+from vitreous.web.clips import only_images
 from vitreous.web.common import JOB, Client, Served
 from vitreous.web.engine import Engine
 from vitreous.web.engine import Served as ServedModel
@@ -72,6 +73,7 @@ class CounterfactualMeta(BaseModel):
 async def turned(engine: Served, client: Client, asked: CounterfactualAsked) -> schema.Started:
     """The smallest set of patches, as far as it can be found, whose removal turns the decision."""
     served = engine.find(asked.model)
+    only_images(served.model, "counterfactual")
     engine.expect(asked.image)
 
     def check() -> None:  # a class that does not exist, or is the decision already, begins no job

@@ -1,45 +1,51 @@
 """The models, their stored traces and maps, and the threads that use them.
 
-Each model has two threads: one for jobs, one for short questions. A job lets questions pass at every step. What a trace
-already holds (a hover over attention) is answered by neither: it needs the model no more.
+Each model has three threads: one for jobs, one for brief jobs (maps of one or two runs), one for short questions. A job
+lets brief jobs and questions pass at every step. What a trace already holds (a hover over attention) is answered by
+none of them: it needs the model no more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import numpy as np
-from anyio import CapacityLimiter
 from torch import Tensor
 
 from vitreous._support.memory import budget
-from vitreous.attribution import Attribution
-from vitreous.capture.attention import Attention
 from vitreous.images import pictures
 from vitreous.images.bands import Bands
 from vitreous.images.bands import count as spelt
 from vitreous.images.pictures import Picture
+from vitreous.images.videos import Video
 from vitreous.models.model import Model
-from vitreous.registry import METHODS
-from vitreous.trace.apply import default_methods, of_images, why_not
-from vitreous.trace.concept import Concept
-from vitreous.trace.target import Target
+from vitreous.models.speaker import heard
+from vitreous.trace.latents import Latents
 from vitreous.trace.trace import Trace
+from vitreous.trace.views import Views
+from vitreous.web.clips import Clips, usable
+from vitreous.web.footprint import footprint
+from vitreous.web.held import Held as Held
+from vitreous.web.held import HeldMask as HeldMask
+from vitreous.web.held import Kept as Kept
+from vitreous.web.held import Room
+from vitreous.web.ids import stamped
 from vitreous.web.jobs import Job, Jobs
 from vitreous.web.limits import Limits
 from vitreous.web.problems import Problem
 from vitreous.web.store import Store
-from vitreous.web.uploads import weight
+from vitreous.web.trim import Trim, few_arenas
+from vitreous.web.uploads import gone, weight
 from vitreous.web.worker import Lane
 
 T = TypeVar("T")
@@ -61,64 +67,63 @@ class Source:
     bands: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """A model that visitors may add; `load` does it."""
+
+    name: str
+    source: Source
+    load: Callable[[], Model]
+
+
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A model, how it was loaded, and its two threads."""
+    """A model, how it was loaded, and its threads."""
 
     name: str
     model: Model
     source: Source
     jobs: Lane
     quick: Lane
+    brief: Lane
 
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A finished map and what it explains."""
-
-    meta: dict[str, Any]
-    attribution: Attribution  # on the CPU, without its image
-    provenance: dict[str, Any]
-    model: str
-    image: str
-    target: Target | None  # fixed; None: the method does not depend on one
-
-
-@dataclass(frozen=True, eq=False)
-class Held:
-    """A concept that someone made."""
-
-    id: str
-    concept: Concept
-    model: str
-
-
-class Room:
-    """A limiter of threads, made when an event loop first needs it."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    @cached_property
-    def limiter(self) -> CapacityLimiter:
-        return CapacityLimiter(self.size)
+    @property
+    def lanes(self) -> tuple[Lane, Lane, Lane]:
+        return self.jobs, self.quick, self.brief
 
 
 class Engine:
-    def __init__(self, models: Sequence[tuple[Model, Source]], limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.models: dict[str, Served] = {}
+    def __init__(
+        self,
+        models: Sequence[tuple[Model, Source]],
+        limits: Limits | None = None,
+        latents: Sequence[Latents] = (),
+        allowed: Sequence[Allowed] = (),
+    ) -> None:
+        few_arenas()
+        self.limits, self.latents = limits or Limits(), tuple(latents)
+        self.models: dict[str, Served] = {}  # replaced when one is added, never changed
         for model, source in models:
-            self._add(of_images(model, "the page works"), source)
+            self._add(usable(heard(model)), source)
+        self.allowed = {one.name: one for one in allowed}
+        self.loading = Lane("loading of models", self.limits.queue, FULL)
+        self._context = contextvars.copy_context()  # of threads that begin later: the memory limit, say
+        self.trim = Trim(lambda: self.lanes)
         whole, most = budget(next(iter(self.models.values())).model.device), self.limits.traces_bytes
         self.traces: Store[tuple[str, str], Trace] = Store(whole // 4 if most is None else most)
-        self.images: Store[str, Picture] = Store(max(3 * self.limits.pixels, min(self.limits.images_bytes, whole // 8)))
+        decoded = max(3 * self.limits.pixels, min(self.limits.images_bytes, whole // 8))
+        self.images: Store[str, Picture] = Store(decoded)
+        self.hashes: Store[str, str] = Store(10_000)  # the SHA-256 of the files that were sent
         self.maps: Store[str, Kept] = Store(self.limits.maps_bytes)
         self.features: Store[tuple[str, str, int], Tensor] = Store(whole // 16)  # of a model, an image, a layer
         self.bands: Store[Any, Any] = Store(64)
         self.concepts: Store[str, Held] = Store(self.limits.concepts)
+        self.tried: dict[tuple[str, str], bool] = {}  # whether a model supports a method, where it was tried
+        self.masks: Store[str, HeldMask] = Store(self.limits.masks_bytes)
+        self.answers: Store[str, Served] = Store(self.limits.answers)  # a model with a question and its answer
         self.jobs = Jobs(self.limits)
         self.samples = {f"sample:{path.stem}": path for path in sorted((ASSETS / "photos").glob("*.jpg"))}
+        self.clips = Clips(self.samples, decoded)
         found = sorted((ASSETS / "concepts").glob("*/*.jpg"))
         self.examples = {f"sample:{path.parent.name}-{path.stem}": path for path in found}  # of concepts
         self.packaged = {**self.samples, **self.examples}
@@ -129,8 +134,19 @@ class Engine:
         name, number = model.name, 2
         while name in self.models:
             name, number = f"{model.name}-{number}", number + 1
-        jobs = Lane(f"jobs of {name}", self.limits.queue, FULL)
-        self.models[name] = Served(name, model, source, jobs, Lane(f"questions to {name}", self.limits.quick, FULL))
+        self.models = {**self.models, name: self._served(name, model, source)}
+
+    def served(self, name: str, model: Model, source: Source) -> Served:
+        """A model with its threads; those of one that is added later begin as the first ones did."""
+        return self._context.copy().run(self._served, name, model, source)
+
+    def _served(self, name: str, model: Model, source: Source) -> Served:
+        jobs, brief = (Lane(f"{kind} of {name}", self.limits.queue, FULL) for kind in ("jobs", "brief jobs"))
+        return Served(name, model, source, jobs, Lane(f"questions to {name}", self.limits.quick, FULL), brief)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return [self.loading, *(lane for served in self.models.values() for lane in served.lanes)]
 
     def warm(self) -> None:
         """Run every model once, so that the first visitor does not wait for its layout run."""
@@ -139,14 +155,14 @@ class Engine:
 
     def close(self) -> None:
         self.jobs.stop_all()
-        for served in self.models.values():
-            served.jobs.close()
-            served.quick.close()
+        self.trim.close()
+        for lane in self.lanes:
+            lane.close()
 
     def ended(self, seconds: float) -> bool:
         """Whether all threads have ended after `close`, waiting at most this long."""
         until = time.monotonic() + seconds
-        threads = [lane.thread for served in self.models.values() for lane in (served.jobs, served.quick)]
+        threads = [lane.thread for lane in self.lanes]
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -156,6 +172,11 @@ class Engine:
     def find(self, name: str | None) -> Served:
         if name is None:
             return next(iter(self.models.values()))
+        answered = self.answers.get(name)
+        if answered is not None:
+            return answered
+        if name.partition("?")[0] in self.models and "?" in name:
+            raise Problem(404, "this answer is not here (any more); ask the question again")
         if name not in self.models:
             raise Problem(404, f"there is no model {name[:60]!r} here; it has {', '.join(self.models)}")
         return self.models[name]
@@ -163,10 +184,17 @@ class Engine:
     @property
     def channels(self) -> list[int]:
         """How many channels the images of its models have."""
-        return list(dict.fromkeys(served.model.channels for served in self.models.values()))
+        return list(dict.fromkeys(one.model.channels for one in self.models.values() if one.model.frames is None))
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many frames its models of videos take."""
+        return list(dict.fromkeys(one.model.frames for one in self.models.values() if one.model.frames is not None))
 
     def first(self, served: Served) -> str:
         """An image on which a model is run when it starts: a sample, or noise if it does not take photographs."""
+        if served.model.frames is not None:
+            return next(iter(self.clips.samples))
         return next(iter(self.samples)) if served.model.channels in (1, 3) else BLANK
 
     def picture(self, image: str, served: Served | None = None) -> Picture:
@@ -181,9 +209,22 @@ class Engine:
         if found is None and served is not None and self._held(image):
             said = f"{served.name} takes images of {spelt(count)}, which this one does not have"
             raise Problem(415, f"{said}; send another, e.g. an array as .npy")
+        if found is None and served is not None and self.clips.name(image) is not None:
+            raise Problem(415, f"{served.name} takes images, and {self.name_of(image)} is a clip; choose an image")
         if found is None:
             raise gone()
         return found
+
+    def input_of(self, image: str, served: Served) -> Picture | Video:
+        """What a model is given: an image, or the frames of a clip."""
+        if served.model.frames is None:
+            return self.picture(image, served)
+        still = self.name_of(image) if image in self.packaged or self._held(image) else None
+        return self.clips.get(image, served.name, served.model.frames, still).video
+
+    def views(self, image: str, served: Served) -> Views:
+        """What a model saw."""
+        return Views([self.input_of(image, served)], served.model.preprocess, count=served.model.frames)
 
     def _held(self, image: str) -> Picture | None:
         """An upload as any of the models takes it."""
@@ -191,13 +232,15 @@ class Engine:
 
     def expect(self, image: str) -> None:
         """Raise a problem unless the image is held."""
-        if image not in self.packaged and self._held(image) is None:
+        if image not in self.packaged and self._held(image) is None and self.clips.name(image) is None:
             raise gone()
 
     def name_of(self, image: str) -> str:
         """The name of an image, even if it is no longer held."""
         found = self._held(image)
-        return self.packaged[image].name if image in self.packaged else found.name if found is not None else "picture"
+        if image in self.packaged:
+            return self.packaged[image].name
+        return found.name if found is not None else self.clips.name(image) or "picture"
 
     def map(self, number: str) -> Kept:
         found = self.maps.get(number)
@@ -211,7 +254,8 @@ class Engine:
         """A recorded run, from the store or made now (in a thread of the model)."""
         found = self.traces.get((served.name, image))
         if found is None:
-            found = Trace(served.model, [self.picture(image, served).image])
+            given = self.input_of(image, served)
+            found = Trace(served.model, [given.image if isinstance(given, Picture) else given])
             found.whole()
             _ = found.classifies
             self.traces.put((served.name, image), found, footprint(found))
@@ -256,8 +300,11 @@ class Engine:
     def late(self) -> Problem:
         return Problem(503, f"no answer within {self.limits.seconds:.0f} seconds; try again", retry=5)
 
-    def start(self, client: str, served: Served, work: Callable[[Job], None]) -> Job:
-        return self.jobs.start(client, served.jobs, served.quick, work)
+    def start(self, client: str, served: Served, work: Callable[[Job], None], brief: bool = False) -> Job:
+        """Queue a job; a `brief` one passes the others."""
+        if brief:
+            return self.jobs.start(client, served.brief, [served.quick], work)
+        return self.jobs.start(client, served.jobs, [served.quick, served.brief], work)
 
 
 def kept_as(image: str, channels: int) -> str:
@@ -265,46 +312,6 @@ def kept_as(image: str, channels: int) -> str:
     return image if channels == 3 else f"{image}@{channels}"
 
 
-def gone() -> Problem:
-    return Problem(404, "this image is not here (any more); send it again")
-
-
-def footprint(trace: Trace) -> int:
-    """Bytes that a recorded run holds."""
-    record = trace.whole()
-    held: list[Tensor | None] = [trace.images, record.output, record.embedding]
-    for layer in [*record.layers, *([record.pool] if record.pool is not None else [])]:
-        held += tensors(layer)
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held if t is not None}
-    return sum(sizes.values())
-
-
-def tensors(layer: Attention) -> list[Tensor | None]:
-    factors = layer.factors or ()
-    return [layer.node, layer.v, layer.q, layer.k, layer.bias, layer.given, layer.keys, *factors]
-
-
 def key_of(*parts: Any) -> str:
     """A key that equal requests share."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def heads_of(trace: Trace) -> list[int]:
-    """The number of heads of each layer; none where attention cannot be followed."""
-    return [layer.shape[1] for layer in trace.attention] if trace.layout.obstacle is None else []
-
-
-def unsupported(model: Model) -> dict[str, str]:
-    said = {name: why_not(model.layout, model.name, declared) for name, declared in METHODS.items()}
-    return {name: why for name, why in said.items() if why is not None}
-
-
-def first_methods(trace: Trace) -> list[str]:
-    """Attention, and the default map for a class, as far as the model supports them."""
-    able = [one for one in default_methods(trace, []) if why_not(trace.layout, trace.model.name, one) is None]
-    chosen = [one for one in able if not one.targeted][:1] + [one for one in able if one.targeted][:1]
-    return [one.name for one in chosen]
-
-
-def takes_text(model: Model) -> bool:
-    return model.library.text(model.module, model.name) is not None
+    return stamped(hashlib.sha256(repr(parts).encode()).hexdigest()[:24])

@@ -10,21 +10,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
+from torch import Tensor
 
 from vitreous._support.arrays import plain
 from vitreous._support.words import finite
 from vitreous.attribute import attribute
 from vitreous.attribution import Attribution
-from vitreous.images.pictures import Picture
 from vitreous.models.output import Form
 from vitreous.plot.colour import is_control, limits
 from vitreous.registry import METHODS, Method
 from vitreous.trace.apply import is_aimed
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.trace.views import Views
 from vitreous.web import engine as engines
 from vitreous.web import schema
+from vitreous.web.arrivals import keep
 from vitreous.web.common import (
     BINARY,
     FOREVER,
@@ -37,14 +37,17 @@ from vitreous.web.common import (
     best,
     numbers,
 )
-from vitreous.web.engine import Engine, Kept, kept_as, key_of
+from vitreous.web.engine import Engine, Kept, key_of
+from vitreous.web.films import Frame, seen_frame
 from vitreous.web.jobs import Cancelled, Job, note
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem, of_error
+from vitreous.web.regions import places_of
 from vitreous.web.targets import expect, heading, resolve, settle
-from vitreous.web.uploads import Part, identity, open_picture, read_form, weight
+from vitreous.web.uploads import read_form
 
 router = APIRouter()
+BRIEF = 16  # maps of a job that does not wait behind long ones
 ONE_FILE: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -69,32 +72,19 @@ async def upload(request: Request, engine: Served) -> schema.Uploaded:
         if not form.files:
             raise Problem(422, "the form holds no file")
         (part,) = form.files
-        number, picture = await engine.decode(lambda: keep(engine, part))
-    wide, high = picture.image.size
-    return schema.Uploaded(id=number, name=picture.name, width=wide, height=high, note=picture.note)
-
-
-def keep(engine: Engine, part: Part) -> tuple[str, Picture]:
-    """Decode an image for every number of channels that the models take; one of them must be able to use it."""
-    number, kept, problems = identity(part.held), list[Picture](), list[Problem]()
-    for count in engine.channels:
-        try:
-            kept.append(open_picture(part, engine.limits, count))
-            engine.images.put(kept_as(number, count), kept[-1], weight(kept[-1]))
-        except Problem as problem:
-            problems.append(problem)
-    if not kept:
-        raise problems[0]
-    return number, kept[0]
+        return await engine.decode(lambda: keep(engine, part))
 
 
 @router.get("/images/{image}/view", responses={200: {"content": {"image/webp": {}}}}, response_class=Response)
-async def view(engine: Served, image: ImagePath, model: ModelQuery = None) -> Response:
-    """What the model sees of an image."""
+async def view(engine: Served, image: ImagePath, model: ModelQuery = None, frame: Frame = None) -> Response:
+    """What the model sees of an image; of a clip, one of the frames that it takes, the middle one by default."""
     served = engine.find(model)
 
     def draw() -> bytes:
-        seen, buffer = served.model.preprocess.view(engine.picture(image, served).image), io.BytesIO()
+        still = served.model.frames is not None and image in engine.packaged  # an example of a concept, as a frame
+        shown = engine.picture(image).image if still else None
+        seen = seen_frame(engine.views(image, served), frame) if shown is None else served.model.preprocess.view(shown)
+        buffer = io.BytesIO()
         seen.save(buffer, "WEBP", quality=90, method=2)
         return buffer.getvalue()
 
@@ -106,10 +96,13 @@ async def predict(engine: Served, asked: schema.PredictAsked) -> schema.Predicti
     """The model's best classes."""
     served = engine.find(asked.model)
     trace = await engine.seen(served, asked.image)
+    seen = trace.crops[0].seen if served.model.form is not Form.VECTOR else None
+    if served.model.form is Form.WORDS:
+        said = f"{served.name.partition('?')[0]} answers questions in words: ask one"
+        return schema.Prediction(classes=[], why=said, seen=seen)
     if not trace.classifies:
         said = f"{served.name} has no classifier: explain a concept, a text or neuron:NUMBER"
         return schema.Prediction(classes=[], why=said)
-    seen = trace.crops[0].seen if served.model.form is not Form.VECTOR else None
     return schema.Prediction(classes=best(served.model, trace.output[0], asked.top), seen=seen)
 
 
@@ -134,10 +127,8 @@ async def explain(engine: Served, client: Client, asked: schema.ExplainAsked) ->
     await expect(engine, served, asked.image, targets)
 
     def work(job: Job) -> None:
-        job.steps = len(wanted)
         trace = engine.trace(served, asked.image).fork()
-        for job.step, (method, values, target) in enumerate(wanted, 1):
-            job.check()
+        for method, values, target in job.each(wanted):
             job.report({"what": method.name, "done": 0, "total": 1, "seconds_left": None})
             try:
                 job.tell("map", one_map(engine, served, asked.image, trace, method, values, target))
@@ -147,7 +138,14 @@ async def explain(engine: Served, client: Client, asked: schema.ExplainAsked) ->
                 note(error)
                 job.tell("problem", {**of_error(error), "method": method.name, "target": target})
 
-    return schema.Started(job=engine.start(client, served, work).id)
+    brief = len(wanted) <= BRIEF and all(is_brief(method, values) for method, values in chosen)
+    return schema.Started(job=engine.start(client, served, work, brief).id)
+
+
+def is_brief(method: Method, values: dict[str, Any]) -> bool:
+    """Whether a map takes a run or two: of some attention, or of one gradient."""
+    once = method.can_replay(values) or method.takes_several(values)
+    return once and not method.costly and not method.alone
 
 
 def one_map(
@@ -166,8 +164,7 @@ def one_map(
     found, cached = engine.maps.get(known), True
     if found is None:
         cached, began = False, time.perf_counter()
-        picture = engine.picture(image, served)
-        made = attribute(trace, method, target, values, Views([picture], served.model.preprocess))
+        made = attribute(trace, method, target, values, engine.views(image, served))
         seconds = time.perf_counter() - began
         found = remember(engine, known, served, image, trace, made, target, seconds)
     told = schema.MapMeta(**{**found.meta, "target": asked if aimed else None, "cached": cached})
@@ -194,6 +191,7 @@ def remember(
         "resolved": made.target,
         "title": None if target is None else heading(target, trace),
         "shape": tuple(values.shape),
+        "times": made.times or each_frame(values),
         "signed": made.signed,
         "level": method.level,
         "control": is_control(made.method),
@@ -202,11 +200,17 @@ def remember(
         "limits": limits(values.numpy(), made.signed, method.level),
         "seconds": round(seconds, 4),
         "notes": notes_of(made),
+        "places": places_of(target, trace),
     }
     slim = replace(made, map=made.map.cpu(), views=None)
     kept = Kept(meta, slim, made.provenance, served.name, image, target)
     engine.maps.put(known, kept, 4 * values.numel() + 4000)
     return kept
+
+
+def each_frame(values: Tensor) -> tuple[tuple[int, int], ...]:
+    """The frames of a map that has a value for each pixel of a clip; of an image, none."""
+    return tuple((frame, frame + 1) for frame in range(len(values))) if values.ndim == 3 else ()
 
 
 def notes_of(made: Attribution) -> dict[str, Any]:

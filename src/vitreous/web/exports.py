@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from vitreous._support.arrays import npz_bytes, plain
 from vitreous._support.marks import identity_of, identity_of_result
@@ -24,9 +26,10 @@ from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.types import Map
 from vitreous.web import schema
+from vitreous.web.abilities import heads_of
 from vitreous.web.attention import Head, Token, looked, query
 from vitreous.web.common import HexPath, ImageQuery, Layer, ModelQuery, Served, best
-from vitreous.web.engine import Engine, Kept, heads_of
+from vitreous.web.engine import Engine, Kept
 from vitreous.web.heads import dots
 from vitreous.web.limits import check_options
 from vitreous.web.problems import Problem
@@ -35,7 +38,7 @@ from vitreous.web.targets import expect
 
 router = APIRouter()
 ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}}}
-Named = tuple[str, np.ndarray, dict[str, Any]]  # a map's name in the file, the map [h w], its provenance
+Named = tuple[str, np.ndarray, dict[str, Any]]  # a map's name in the file, the map [*T h w], its provenance
 
 
 # ----------------------------------------------------------------------------------------------------- maps of the page
@@ -150,7 +153,7 @@ async def insides(
 
 def views_of(engine: Engine, model: str | None, image: str) -> Views:
     served = engine.find(model)
-    return Views([engine.picture(image, served)], served.model.preprocess)
+    return engine.views(image, served)
 
 
 def made(trace: Trace, views: Views, name: str, **options: Any) -> Named:
@@ -180,6 +183,41 @@ def plainly(trace: Trace, views: Views, name: str, options: dict[str, Any], valu
     return name_of(found, options), values[0].float().cpu().numpy(), found.provenance
 
 
+class FaithfulnessAsked(schema.OfImage):
+    """The maps of the curves, the patches that the eraser removed, and those whose removal turns the decision."""
+
+    maps: Annotated[Sequence[schema.MapId], Field(max_length=48)] = ()
+    removed: Annotated[Sequence[Annotated[int, Field(ge=0, le=10**6)]], Field(max_length=20_000)] = ()
+    turned: Annotated[Sequence[Annotated[int, Field(ge=0, le=10**6)]], Field(max_length=20_000)] = ()
+
+
+@router.post("/faithfulness/maps.npz", response_class=Response, responses=ZIP)
+async def faithful(engine: Served, asked: FaithfulnessAsked) -> Response:
+    """All maps of the Faithfulness tab: those of the curves, and which patches are removed (1) or left (0)."""
+    kept = [engine.map(one) for one in dict.fromkeys(asked.maps)]
+    views = views_of(engine, asked.model, asked.image)
+    trace = await engine.seen(engine.find(asked.model), asked.image)
+
+    def work() -> Response:
+        masks = [
+            plainly(trace, views, name, {}, marked(trace, patches))
+            for name, patches in (("removed", asked.removed), ("counterfactual", asked.turned))
+            if patches
+        ]
+        return archive([*stored(kept), *masks], "faithfulness")
+
+    return await engine.draw(work)
+
+
+def marked(trace: Trace, patches: Sequence[int]) -> Map:
+    """One at these patches, zero elsewhere."""
+    if max(patches) >= trace.layout.patches:
+        raise Problem(422, f"patch {max(patches)} is out of range: there are patches 0 to {trace.layout.patches - 1}")
+    values = torch.zeros(trace.layout.patches)
+    values[list(patches)] = 1
+    return values.view(1, *trace.layout.grid)
+
+
 # --------------------------------------------------------------------------------------------------- figures, commands
 
 
@@ -191,10 +229,9 @@ async def figure(engine: Served, asked: schema.FigureAsked) -> Response:
         raise Problem(422, "these maps explain several images or models; a figure shows one")
     served, image = engine.find(kept[0].model), kept[0].image
     trace = await engine.seen(served, image)
-    picture = engine.picture(image, served)
+    views = engine.views(image, served)
 
     def draw() -> bytes:
-        views = Views([picture], served.model.preprocess)
         rows, heads = arrange([replace_meta(one, views) for one in kept])
         top = best(served.model, trace.output[0], 5) if trace.classifies else []
         values = served.model.meaning is Meaning.VALUE

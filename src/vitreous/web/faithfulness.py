@@ -52,9 +52,7 @@ async def curves(engine: Served, client: Client, asked: schema.CurvesAsked) -> s
         await expect(engine, served, maps[0].image, [asked.target])
 
     def work(job: Job) -> None:
-        job.steps = len(maps)
-        for job.step, one in enumerate(maps, 1):
-            job.check()
+        for one in job.each(maps):
             try:
                 told = one_curve(engine, served, one, declared, values, asked)
                 job.tell("curve", told.model_dump(mode="json"))
@@ -140,10 +138,11 @@ async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
     def work() -> schema.Erased:
         trace = engine.trace(served, asked.image)
         targets = [(str(text), settle(resolve(engine, served, trace, text), trace)) for text in asked.targets]
-        record, why = without(trace, removed_of(trace, asked.removed))
+        gone = removed_of(trace, asked.removed)
+        record, why = without(trace, gone)
         assert record.output is not None and record.embedding is not None
         output = record.output[0].float()
-        scores = [schema.TargetScore(target=text, score=score(target, record)) for text, target in targets]
+        scores = [schema.TargetScore(target=text, score=score(trace, target, record, gone)) for text, target in targets]
         return schema.Erased(
             way="tokens" if why is None else "pixels",
             why=why,
@@ -155,7 +154,11 @@ async def erase(engine: Served, asked: schema.EraseAsked) -> schema.Erased:
     return await engine.ask(served, work)
 
 
-def score(target: Target, record: Finished) -> float | None:
+def score(trace: Trace, target: Target, record: Finished, gone: list[int]) -> float | None:
+    """The score of a target; that of a latent is read from another run."""
+    own, target = read_by(trace, target)
+    if own is not trace:
+        record = without(own, gone)[0]
     assert record.output is not None and record.embedding is not None
     score: float | None = finite(target(record.output.float(), record.embedding.float())[0])
     return score
@@ -181,6 +184,6 @@ def without(trace: Trace, gone: list[int]) -> tuple[Finished, str | None]:
             hidden = torch.zeros(1, trace.layout.patches, dtype=torch.bool, device=trace.images.device)
             hidden[0, gone] = True
             hide = hide_pixels(trace, filled(trace, "mean"))
-            return hide([0], hidden.view(1, *trace.layout.grid)), one_line(error)
+            return hide([0], hidden.view(1, *trace.layout.cells)), one_line(error)
         left: Tensor = torch.tensor([sorted(set(range(trace.layout.patches)) - set(gone))], device=trace.images.device)
         return run_keeping(trace, [0], kept_tokens(trace, left), cuts(trace)), None

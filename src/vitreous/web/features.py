@@ -19,6 +19,7 @@ from vitreous.inspect.basis import Components, Covariance
 from vitreous.models.layout import Layout
 from vitreous.models.stages import covering
 from vitreous.trace.features import final_norm, patch_features, width_of
+from vitreous.web.clips import only_images
 from vitreous.web.common import BINARY, ImageQuery, Layer, ModelQuery, Served, numbers
 from vitreous.web.engine import Engine
 from vitreous.web.engine import Served as ServedModel
@@ -32,6 +33,7 @@ Taken = Float[Tensor, "h w D"]
 
 async def taken(engine: Engine, served: ServedModel, image: str, layer: int) -> Taken:
     """The features of an image after a layer, from the store or made now."""
+    only_images(served.model, "features")
     found = engine.features.get((served.name, image, layer))
     return found if found is not None else await engine.ask(served, lambda: take(engine, served, image, layer))
 

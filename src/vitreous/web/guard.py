@@ -2,16 +2,14 @@
 
 host     only names that this server has (a foreign page cannot reach it through its own name)
 origin   /api answers no other site's page
-token    where one was given at start: Authorization: Bearer, or ?token= once and a cookie from then on
-rate     a bucket of tokens for each client
+token    where the server has some: Authorization: Bearer, or ?token= once and a cookie from then on
+rate     a bucket of requests for each token, or for each address where there is none
 body     not longer than allowed, and not slower
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import math
 import time
@@ -20,86 +18,104 @@ from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitreous.web.limits import Limits
+from vitreous.web.notes import note_of, route_of
 from vitreous.web.problems import INTERNAL, Problem, answer
+from vitreous.web.tokens import Token, Tokens
+from vitreous.web.watch import HEADERS as HEADERS
+from vitreous.web.watch import LEAVING, Sending, Watch
 
 LOG = logging.getLogger("vitreous.web")
 COOKIE = "vitreous"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-}
+OPEN = ("/healthz", "/readyz")  # answered to anybody: they tell no more than yes or no
 
 
 class Guard:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, hosts: Iterable[str] = LOOPBACK, token: str | None = None) -> None:
-        self.app, self.limits, self.token = app, limits, token
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        hosts: Iterable[str] = LOOPBACK,
+        tokens: Tokens | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self.app, self.limits, self.tokens = app, limits, tokens or Tokens()
         self.hosts = {host.lower() for host in hosts}
         self.rates = Rates(limits)
+        self.watch = watch or Watch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, began = False, time.perf_counter()
-
-        async def sending(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                headers["Server-Timing"] = f"total;dur={1000 * (time.perf_counter() - began):.2f}"
-            await send(message)
-
-        try:
-            refused = self.refuse(scope)
-            if refused is not None:
-                await refused(scope, receive, sending)
-                return
-            await self.app(scope, Body(receive, self.limits, scope), sending)
-        except Exception as error:
-            LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
-            if not started:
-                await answer(500, INTERNAL)(scope, receive, sending)
+        sending = Sending(send, scope)
+        with self.watch.over(sending):
+            try:
+                refused = self.refuse(scope)
+                if refused is not None:
+                    await refused(scope, receive, sending)
+                    return
+                await self.app(scope, Body(receive, self.limits, self.most_bytes(scope)), sending)
+            except Exception as error:
+                LOG.error("%s %s failed", scope["method"], route_of(scope), exc_info=error)
+                if not sending.started:
+                    await answer(500, INTERNAL)(scope, receive, sending)
+        await sending.finish()
 
     def refuse(self, scope: Scope) -> Response | None:
         """The response that replaces the application's, or None."""
-        headers = Headers(scope=scope)
-        client = scope["client"][0] if scope.get("client") else "?"
+        headers, note = Headers(scope=scope), note_of(scope)
+        if scope["path"] in OPEN:
+            return None
         try:
-            self.check_rate(client)
+            token, asked = self.identify(scope, headers)
+            if token is not None:
+                note.client, note.token, note.jobs = f"token {token.name}", token.name, token.jobs
+            self.check_rate(note.client, token)
             self.check_host(headers)
             self.check_origin(scope, headers)
             self.check_size(scope, headers)
-            return self.check_token(scope, headers)
-        except Problem as problem:
-            return answer(problem.status_code, str(problem.detail), problem.headers)
+            self.check_leaving(scope)
+            if asked and token is not None:
+                return welcome(scope, token)
+            if self.tokens and token is None:
+                said = "this server wants its token: open it once as /?token=…, or send Authorization: Bearer …"
+                raise Refused("token", 401, said, {"WWW-Authenticate": "Bearer"})
+            return None
+        except Refused as refused:
+            note.rejected = refused.reason
+            return answer(refused.status_code, str(refused.detail), refused.headers)
 
-    def check_rate(self, client: str) -> None:
-        wait = self.rates.take(client)
+    def identify(self, scope: Scope, headers: Headers) -> tuple[Token | None, bool]:
+        """The token that a request brings, and whether it asks for a cookie."""
+        if not self.tokens:
+            return None, False
+        if scope["method"] == "GET":
+            asked = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).get("token")
+            found = self.tokens.find(asked) if asked is not None else None
+            if found is not None:
+                return found, True
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        found = self.tokens.find(bearer.strip()) if kind.lower() == "bearer" else None
+        return found or self.tokens.of_cookie(cookie_of(headers)), False
+
+    def check_rate(self, client: str, token: Token | None) -> None:
+        wait = self.rates.take(client, token.rate if token else None, token.burst if token else None)
         if wait > 0:
-            raise Problem(429, "too many requests from this address; slow down", retry=math.ceil(wait))
+            whom = "with this token" if token else "from this address"
+            said = f"too many requests {whom}; slow down"
+            raise Refused("rate", 429, said, {"Retry-After": str(math.ceil(wait))})
 
     def check_host(self, headers: Headers) -> None:
         if host_of(headers.get("host", "")) not in self.hosts:
-            raise Problem(421, "this server is not known by that name; start it with --allow-host NAME")
+            raise Refused("host", 421, "this server is not known by that name; start it with --allow-host NAME")
 
     def check_origin(self, scope: Scope, headers: Headers) -> None:
         if not scope["path"].startswith("/api"):
@@ -109,41 +125,44 @@ class Guard:
         if origin is not None and scope["method"] not in ("GET", "HEAD"):
             foreign = foreign or authority(origin) != headers.get("host", "").lower()
         if foreign:
-            raise Problem(403, "this was sent by a page of another site")
+            raise Refused("origin", 403, "this was sent by a page of another site")
 
     def check_size(self, scope: Scope, headers: Headers) -> None:
-        length = headers.get("content-length", "")
-        if length.isdigit() and int(length) > most_bytes(scope["path"], self.limits):
-            raise Problem(413, f"this is more than {most_bytes(scope['path'], self.limits) / 10**6:g} MB")
+        length, most = headers.get("content-length", ""), self.most_bytes(scope)
+        if length.isdigit() and int(length) > most:
+            raise Refused("size", 413, f"this is more than {most / 10**6:g} MB")
 
-    def check_token(self, scope: Scope, headers: Headers) -> Response | None:
-        if self.token is None:
-            return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        asked = dict(query).get("token")
-        if scope["method"] == "GET" and asked is not None and same(asked, self.token):
-            rest = urlencode([pair for pair in query if pair[0] != "token"])
-            path = "/" + scope["path"].lstrip("/\\")
-            response = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
-            response.set_cookie(COOKIE, sealed(self.token), httponly=True, samesite="strict", path="/")
-            return response
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and same(bearer.strip(), self.token):
-            return None
-        if same(cookie_of(headers), sealed(self.token)):
-            return None
-        said = "this server wants its token: open it once as /?token=…, or send Authorization: Bearer …"
-        return answer(401, said, {"WWW-Authenticate": "Bearer"})
+    def check_leaving(self, scope: Scope) -> None:
+        """While the server stops, results of what runs can be fetched, but nothing is begun."""
+        if self.watch.leaving and scope["method"] not in ("GET", "HEAD", "DELETE"):
+            raise Refused("leaving", 503, LEAVING, {"Retry-After": "5", "Connection": "close"})
+
+    def most_bytes(self, scope: Scope) -> int:
+        """The longest body of a request."""
+        path, name = scope["path"], note_of(scope).token
+        most = {"/api/images": self.limits.upload_bytes, "/api/concepts": self.limits.concept_bytes}.get(path)
+        own = next((token.upload_bytes for token in self.tokens.known if token.name == name), None)
+        if most is None:
+            return self.limits.json_bytes
+        return most if own is None else min(most, own)
 
 
-def same(given: str, wanted: str) -> bool:
-    """Compare in constant time."""
-    return hmac.compare_digest(given.encode(), wanted.encode())
+class Refused(Problem):
+    """A request that no route may see, and the reason in one word."""
+
+    def __init__(self, reason: str, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, detail)
+        self.reason, self.headers = reason, headers or {}
 
 
-def sealed(token: str) -> str:
-    """The cookie's value, derived from the token."""
-    return hmac.new(token.encode(), b"vitreous cookie", hashlib.sha256).hexdigest()
+def welcome(scope: Scope, token: Token) -> Response:
+    """Give the cookie, and the same address without the token."""
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    rest = urlencode([pair for pair in query if pair[0] != "token"])
+    path = "/" + scope["path"].lstrip("/\\")
+    response = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+    response.set_cookie(COOKIE, token.cookie, httponly=True, samesite="strict", path="/")
+    return response
 
 
 def cookie_of(headers: Headers) -> str:
@@ -169,17 +188,12 @@ def authority(origin: str) -> str:
         return ""
 
 
-def most_bytes(path: str, limits: Limits) -> int:
-    """The Content-Length of a request."""
-    return {"/api/images": limits.upload_bytes, "/api/concepts": limits.concept_bytes}.get(path, limits.json_bytes)
-
-
 class Body:
     """The body of a request, counted as it arrives."""
 
-    def __init__(self, receive: Receive, limits: Limits, scope: Scope) -> None:
+    def __init__(self, receive: Receive, limits: Limits, most: int) -> None:
         self.receive, self.limits = receive, limits
-        self.most, self.size, self.done = most_bytes(scope["path"], limits), 0, False
+        self.most, self.size, self.done = most, 0, False
         self.until = time.monotonic() + limits.seconds
 
     async def __call__(self) -> Message:
@@ -204,12 +218,12 @@ class Rates:
         self.limits = limits
         self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, when
 
-    def take(self, client: str) -> float:
+    def take(self, client: str, rate: float | None = None, burst: int | None = None) -> float:
         """Take a request from the bucket: zero, or the seconds to wait."""
-        now = time.monotonic()
-        held, when = self.buckets.pop(client, (float(self.limits.burst), now))
-        held = min(float(self.limits.burst), held + (now - when) * self.limits.rate)
-        wait = 0.0 if held >= 1 else (1 - held) / self.limits.rate
+        now, rate, burst = time.monotonic(), rate or self.limits.rate, burst or self.limits.burst
+        held, when = self.buckets.pop(client, (float(burst), now))
+        held = min(float(burst), held + (now - when) * rate)
+        wait = 0.0 if held >= 1 else (1 - held) / rate
         self.buckets[client] = (held - 1 if wait == 0 else held), now
         while len(self.buckets) > self.limits.clients:
             self.buckets.popitem(last=False)

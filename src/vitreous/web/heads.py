@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from fastapi import APIRouter
 from fastapi.responses import Response
 from jaxtyping import Float, UInt8
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from vitreous.methods.attention.head_similarity import class_saliency, similarities
@@ -16,6 +19,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Keys
 from vitreous.web import schema
 from vitreous.web.attention import Head, Token, looked, query
+from vitreous.web.clips import only_images
 from vitreous.web.common import BINARY, JOB, Client, ImageQuery, Layer, ModelQuery, Served, each_number, numbers
 from vitreous.web.jobs import Job
 from vitreous.web.targets import expect, heading, resolve, settle
@@ -23,10 +27,24 @@ from vitreous.web.targets import expect, heading, resolve, settle
 router = APIRouter()
 
 
+class InsideAsked(schema.OfImage):
+    target: schema.TargetText = "top-1"
+    samples: Annotated[int, Field(ge=1, le=64)] = 16
+
+
+class InsideMeta(BaseModel):
+    """The SSE event `inside`."""
+
+    target: str
+    title: str
+    scores: list[list[schema.Number]]  # CASS of each layer's heads
+
+
 @router.post("/inside", status_code=202, responses=JOB)
-async def inside(engine: Served, client: Client, asked: schema.InsideAsked) -> schema.Started:
+async def inside(engine: Served, client: Client, asked: InsideAsked) -> schema.Started:
     """CASS: how much each head's attention resembles the saliency of the target."""
     served = engine.find(asked.model)
+    only_images(served.model, "inside")
     engine.expect(asked.image)
     await expect(engine, served, asked.image, [asked.target])
 
@@ -37,7 +55,7 @@ async def inside(engine: Served, client: Client, asked: schema.InsideAsked) -> s
         with torch.no_grad():
             phi = class_saliency(trace, target, space="patch", samples=asked.samples, sigma=0.15, seed=0)
             scores = similarities(trace, phi, "patch")[0]  # [L H]
-        told = schema.InsideMeta(
+        told = InsideMeta(
             target=str(asked.target), title=heading(target, trace), scores=[each_number(row) for row in scores]
         )
         job.tell("inside", told.model_dump(mode="json"))
@@ -53,7 +71,7 @@ async def layers(engine: Served, image: ImageQuery, model: ModelQuery = None) ->
         rows = torch.cat([trace.read_layer(layer).mean(1) for layer in trace.attention])  # [L M]
         return numbers(trace.map(rows), shape=(len(rows), *trace.layout.grid), lasting=True)
 
-    return await looked(engine, model, image, work)
+    return await looked(engine, model, image, work, "inside")
 
 
 @router.get("/inside/qk", response_class=Response, responses=BINARY)
@@ -74,7 +92,7 @@ async def qk(
         colours = [components(trace.to_patches(t.mean(1))[0]) for t in (q, k)]
         return numbers(scores, *colours, shape=trace.layout.grid, lasting=True)
 
-    return await looked(engine, model, image, work)
+    return await looked(engine, model, image, work, "inside")
 
 
 def dots(q: Heads, k: Keys, scale: float, weights: Float[Tensor, "1 N"]) -> Float[Tensor, "1 M"]:

@@ -7,17 +7,22 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from vitreous._support.words import plain
+from vitreous.images.pan import FRAMES
 from vitreous.models.labels import fitting
 from vitreous.models.model import Model
+from vitreous.models.output import Form
 from vitreous.plot.colour import is_control, line_colour
 from vitreous.registry import METHODS, METRICS, Metric
 from vitreous.trace.apply import is_aimed
 from vitreous.trace.tokens import prefix_names, suffix_names
 from vitreous.version import VERSION
+from vitreous.web import abilities, schema
 from vitreous.web import engine as engines
-from vitreous.web import schema
+from vitreous.web.clips import closed_tabs, endings
 from vitreous.web.common import ImageQuery, ModelQuery, Served
+from vitreous.web.kinds import kinds_of
 from vitreous.web.limits import FORMATS, bounded
+from vitreous.web.regions import places_of
 from vitreous.web.targets import heading, resolve, settle
 
 router = APIRouter()
@@ -31,7 +36,10 @@ async def info(engine: Served) -> schema.Info:
     return schema.Info(
         version=VERSION,
         models=models,
+        allowed=[name for name in engine.allowed if name not in engine.models],
         samples=[schema.Sample(id=sample, name=path.stem) for sample, path in engine.samples.items()],
+        clips=[schema.Sample(id=one, name=engine.name_of(one), frames=FRAMES) for one in engine.clips.samples],
+        endings=endings(),
         examples=[
             schema.Example(id=one, name=path.stem, concept=path.parent.name) for one, path in engine.examples.items()
         ],
@@ -41,9 +49,12 @@ async def info(engine: Served) -> schema.Info:
             methods=limits.methods,
             targets=limits.targets,
             maps=limits.maps,
+            models=limits.models,
+            sheet=limits.sheet,
             examples=limits.examples,
             concepts=limits.concepts,
             formats=list(FORMATS),
+            frames=limits.frames,
         ),
         methods=[
             schema.MethodInfo(
@@ -73,7 +84,7 @@ def usable(declared: Metric) -> bool:
 async def describe(engine: engines.Engine, served: engines.Served) -> schema.ModelInfo:
     model = served.model
     trace = await engine.seen(served, engine.first(served))
-    layout = trace.layout
+    layout, words = trace.layout, model.form is Form.WORDS
     return schema.ModelInfo(
         name=served.name,
         size=trace.size,
@@ -82,15 +93,19 @@ async def describe(engine: engines.Engine, served: engines.Served) -> schema.Mod
         prefix=prefix_names(layout),
         suffix=suffix_names(layout),
         layers=layout.layers,
-        heads=engines.heads_of(trace),
-        classifies=trace.classifies,
-        classes=(model.outputs or 0) if trace.classifies else 0,
+        heads=abilities.heads_of(trace),
+        classifies=trace.classifies and not words,
+        classes=(model.outputs or 0) if trace.classifies and not words else 0,
         form=model.form.name.lower(),
         aimed=[declared.name for declared in METHODS.values() if is_aimed(model, declared)],
         output=model.meaning.value,
-        texts=engines.takes_text(model),
-        unsupported=engines.unsupported(model),
-        first=engines.first_methods(trace),
+        texts=abilities.takes_text(model),
+        kinds=await engine.ask(served, lambda: kinds_of(engine, served, trace)),
+        unsupported=abilities.unsupported(model),
+        first=abilities.first_methods(trace),
+        frames=model.frames,
+        times=list(layout.times),
+        closed=closed_tabs(model),
     )
 
 
@@ -119,7 +134,7 @@ async def target(
     def work() -> schema.TargetMeaning:
         trace = engine.trace(served, image)
         found = settle(resolve(engine, served, trace, q), trace)
-        return schema.TargetMeaning(target=str(found), title=heading(found, trace))
+        return schema.TargetMeaning(target=str(found), title=heading(found, trace), places=places_of(found, trace))
 
     return await engine.ask(served, work)
 

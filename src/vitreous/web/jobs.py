@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from vitreous._support.progress import listening
 from vitreous.errors import VitreousError
+from vitreous.web import ids
 from vitreous.web.limits import Limits
+from vitreous.web.metrics import Outcomes
 from vitreous.web.problems import Problem, of_error
+from vitreous.web.sse import sse
 from vitreous.web.store import Store
 from vitreous.web.worker import Lane
 
+T = TypeVar("T")
 LOG = logging.getLogger("vitreous.web")
 OFTEN = 0.1  # seconds between two reports of progress
 BEAT = 15.0  # seconds after which a silent stream says that it lives
+AGAIN = 2.0  # seconds after which a job that waits is told how long
 RETRY = b"retry: 300\n\n"  # milliseconds after which a browser that lost the stream asks for it again
-GIVES_WAY = 2.0  # seconds, at every step, to short questions
+GIVES_WAY = 2.0  # seconds, at every step, to short questions and brief jobs
+LATELY = 16  # jobs whose time tells how long others may take
 LAST = ("done", "cancelled", "failed")  # events after which none comes
 
 
@@ -36,13 +42,16 @@ class Job:
     """A job with its events in order and its present progress."""
 
     def __init__(self, client: str, limits: Limits) -> None:
-        self.id, self.client, self.limits = secrets.token_hex(12), client, limits
+        self.id, self.client, self.limits = ids.fresh(), client, limits
+        self.outcomes: Outcomes | None = None
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.progress: dict[str, Any] | None = None
         self.place: int | None = None
+        self.wait: Callable[[], float | None] = lambda: None  # seconds until its turn, if the jobs before it tell
         self.stopped = threading.Event()
         self.left = threading.Event()  # the server ends, and tells nobody any more
         self.step, self.steps = 0, 1
+        self.took: list[float] = []  # seconds of the steps so far
         self.future: Future[None] | None = None
         self.heard: float | None = None  # when the last listener left
         self.began: float | None = None
@@ -66,7 +75,24 @@ class Job:
 
     def report(self, progress: dict[str, Any]) -> None:
         self.progress = {**progress, "step": self.step, "steps": self.steps}
+        self.progress["seconds_left"] = self.estimate(progress["seconds_left"])
         self.wake()
+
+    def each(self, items: Sequence[T]) -> Iterator[T]:
+        """The steps of the job, counted and timed; a job that was cancelled ends here."""
+        self.steps = len(items)
+        for self.step, item in enumerate(items, 1):
+            self.check()
+            began = time.monotonic()
+            yield item
+            self.took.append(time.monotonic() - began)
+
+    def estimate(self, now: float | None) -> float | None:
+        """Seconds until the whole job is done; `now`: those of this step. Later steps take as long as the mean."""
+        mean = sum(self.took) / len(self.took) if self.took else now
+        here = mean if now is None else now
+        later = max(0, self.steps - max(1, self.step))
+        return None if here is None or mean is None else round(here + later * mean, 2)
 
     def check(self) -> None:
         """Raise if the job was cancelled."""
@@ -85,11 +111,11 @@ class Job:
             since, most = (self.began, self.limits.patience) if self.heard is None else (self.heard, self.limits.grace)
         return since is not None and time.monotonic() - since > most
 
-    def run(self, work: Callable[[Job], None], quick: Lane) -> None:
+    def run(self, work: Callable[[Job], None], ahead: Sequence[Lane]) -> None:
         """Run the job, in the worker's thread."""
         self.began, self.place = time.monotonic(), None
         try:
-            with listening(Steps(self, quick)):
+            with listening(Steps(self, ahead)):
                 self.check()
                 work(self)
             self.end("done", {"seconds": round(time.monotonic() - self.began, 3)})
@@ -102,6 +128,8 @@ class Job:
     def end(self, name: str, data: dict[str, Any]) -> None:
         """The last event."""
         self.place = None
+        if self.outcomes is not None:
+            self.outcomes.ended(name, self.id, self.began)
         self.tell(name, data)
 
     @property
@@ -135,23 +163,19 @@ class Job:
                     return
                 place, progress = self.place, self.progress
                 if place is not None and place != shown[0]:
-                    yield sse("queued", {"place": place})
+                    yield sse("queued", {"place": place, "seconds_left": self.wait()})
                 if progress is not None and progress is not shown[1]:
                     yield sse("progress", progress)
                 shown = place, progress
                 try:
-                    await asyncio.wait_for(mine[1].wait(), BEAT)
+                    await asyncio.wait_for(mine[1].wait(), BEAT if place is None else AGAIN)
                 except TimeoutError:
+                    shown = None, progress  # a job that waits is told again how long
                     yield b": still here\n\n"
         finally:
             with self._lock:
                 self.listeners.discard(mine)
                 self.heard = time.monotonic()
-
-
-def sse(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
-    head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
 def note(error: BaseException) -> None:
@@ -163,8 +187,8 @@ def note(error: BaseException) -> None:
 class Steps:
     """Listens to a computation: reports the outermost task, stops a cancelled job, lets short tasks run in between."""
 
-    def __init__(self, job: Job, quick: Lane) -> None:
-        self.job, self.quick = job, quick
+    def __init__(self, job: Job, ahead: Sequence[Lane]) -> None:
+        self.job, self.ahead = job, ahead
         self.tasks: list[tuple[str, int, float]] = []  # what, total, when it began
         self.told = 0.0
 
@@ -176,7 +200,8 @@ class Steps:
 
     def move(self, task: int, done: int) -> None:
         self.job.check()
-        self.quick.give_way(GIVES_WAY)
+        for lane in self.ahead:
+            lane.give_way(GIVES_WAY)
         if task == 0 and time.monotonic() - self.told > OFTEN:
             self._tell(done)
 
@@ -194,30 +219,36 @@ class Jobs:
     """All jobs of a server; ended ones are kept for a while."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.limits, self.outcomes = limits, Outcomes()
         self.known: Store[str, Job] = Store(limits.jobs_kept)
         self._lock = threading.Lock()
         self._queues: dict[Lane, list[Job]] = {}  # the first one runs
+        self._lately: dict[Lane, deque[float]] = {}  # seconds of jobs
 
-    def start(self, client: str, lane: Lane, quick: Lane, work: Callable[[Job], None]) -> Job:
-        """Queue a job; a problem if the queue is full. Jobs that were left while they waited make room for it."""
+    def start(self, client: str, lane: Lane, ahead: Sequence[Lane], work: Callable[[Job], None]) -> Job:
+        """Queue a job; a problem if the queue is full. Jobs that were left while they waited make room for it.
+
+        `ahead`: the lanes whose work passes before each of its steps.
+        """
         for job in self.known.values():
             if not job.ended and job.abandoned:
                 self.cancel(job)
         mine = [job for job in self.known.values() if job.client == client and not job.ended]
-        if len(mine) >= self.limits.own_jobs:
-            raise Problem(429, f"{len(mine)} of your jobs are not done yet; wait for one, or cancel it", retry=2)
+        unfinished = len(mine) + getattr(client, "others", 0)
+        if unfinished >= (getattr(client, "jobs", None) or self.limits.own_jobs):
+            raise Problem(429, f"{unfinished} of your jobs are not done yet; wait for one, or cancel it", retry=2)
         job = Job(client, self.limits)
+        job.outcomes = self.outcomes
 
         def run() -> None:
             try:
-                job.run(work, quick)
+                job.run(work, ahead)
             finally:
                 self._leave(lane, job)
 
         with self._lock:
             queue = self._queues.setdefault(lane, [])
-            job.place = len(queue)
+            job.place, job.wait = len(queue), partial(self._wait, lane, job)
             job.future = lane.submit(run)
             queue.append(job)
         self.known.put(job.id, job)
@@ -228,11 +259,22 @@ class Jobs:
         with self._lock:
             queue = self._queues[lane]
             queue.remove(job)
+            if job.began is not None:
+                self._lately.setdefault(lane, deque(maxlen=LATELY)).append(time.monotonic() - job.began)
             waiting = [other for other in queue if other.place is not None]
             for other in waiting:
                 other.place = queue.index(other)
         for other in waiting:
             other.wake()
+
+    def _wait(self, lane: Lane, job: Job) -> float | None:
+        """Seconds until its turn: the job that runs says how long, others take as long as jobs of this lane lately."""
+        with self._lock:
+            before, lately = self._queues[lane][: job.place], [*self._lately.get(lane, ())]
+        mean = sum(lately) / len(lately) if lately else None
+        told = [(one.progress or {}).get("seconds_left", mean) for one in before[:1]] + [mean] * len(before[1:])
+        known = [seconds for seconds in told if seconds is not None]
+        return round(sum(known), 1) if len(known) == len(told) else None
 
     def find(self, job: str) -> Job:
         found = self.known.get(job)

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vitreous.web.place import Kind, Place
+
 IMAGE = r"^(sample:[A-Za-z0-9_-]{1,64}|[0-9a-f]{32})$"
 HEX = r"^[0-9a-f]{24}$"
 
@@ -14,7 +16,11 @@ ImageId = Annotated[str, Field(pattern=IMAGE, description="of an upload, or samp
 MapId = Annotated[str, Field(pattern=HEX)]
 TargetText = Annotated[
     str | Annotated[int, Field(ge=0, le=10**6)],
-    Field(examples=["top-1"], description="282, tiger cat, top-1, dog-cat, neuron:17, concept:NAME-or-ID, text:a dog"),
+    Field(
+        examples=["top-1"],
+        description="282, tiger cat, top-1, dog-cat, neuron:17, concept:NAME-or-ID, text:a dog, latent:NAME#17, "
+        "cat@x,y, cat@x0,y0,x1,y1, cat@predicted, cat@mask:ID, cat@query:17, word:3",
+    ),
 ]
 Number = float | None  # None: not a finite number
 
@@ -52,13 +58,18 @@ class ModelInfo(BaseModel):
     aimed: list[str]  # the methods whose maps depend on the target
     output: Literal["logits", "sigmoid", "softmax", "value"]  # what the numbers of its output mean
     texts: bool  # takes text: targets
+    kinds: dict[Kind, str | None]  # of targets: None, or why the model does not take them
     unsupported: dict[str, str]  # method: why
     first: list[str]  # the methods that the page begins with
+    frames: int | None = None  # how many it takes; None: it takes images
+    times: list[tuple[int, int]] = []  # the frames of each tubelet
+    closed: dict[str, str] = {}  # view: why this model does not have it
 
 
 class Sample(BaseModel):
     id: str
     name: str
+    frames: int | None = None  # of a clip
 
 
 class Example(Sample):
@@ -71,9 +82,12 @@ class LimitInfo(BaseModel):
     methods: int
     targets: int
     maps: int
+    models: int  # that the server holds at once
+    sheet: int  # images of a comparison
     examples: int
     concepts: int
     formats: list[str]
+    frames: int  # of one clip
 
 
 class MethodInfo(BaseModel):
@@ -106,7 +120,10 @@ class MetricInfo(BaseModel):
 class Info(BaseModel):
     version: str
     models: list[ModelInfo]
+    allowed: list[str] = []  # the models that may be added
     samples: list[Sample]
+    clips: list[Sample] = []  # for models that take videos
+    endings: list[str] = []  # of files that are read as clips
     examples: list[Example]  # packaged images of which a concept can be built
     limits: LimitInfo
     methods: list[MethodInfo]
@@ -123,6 +140,7 @@ class TargetMeaning(BaseModel):
 
     target: str  # as the library writes it: "282", "281-282"
     title: str  # for people: "tabby 61%"
+    places: list[Place] = []  # where it is
 
 
 class Chance(BaseModel):
@@ -143,6 +161,8 @@ class Uploaded(BaseModel):
     width: int
     height: int
     note: str | None = None  # what was done to it, where a user may wonder
+    frames: int | None = None  # of a clip
+    refused: dict[str, str] = {}  # model: why it cannot use it
 
 
 class OfImage(Asked):
@@ -185,7 +205,8 @@ class MapMeta(BaseModel):
     target: str | None  # as asked; None: the method does not depend on one
     resolved: str | None  # as the library writes it: "282"
     title: str | None  # for people: "tabby 61%"
-    shape: tuple[int, int]
+    shape: tuple[int, int] | tuple[int, int, int]  # of a clip: tubelets or frames first
+    times: list[tuple[int, int]] = []  # of a clip: the frames of each map, the end not included
     signed: bool
     level: bool
     control: bool
@@ -195,6 +216,7 @@ class MapMeta(BaseModel):
     seconds: float
     cached: bool
     notes: dict[str, Any]
+    places: list[Place] = []  # where the target is
 
 
 class MapsAsked(Asked):
@@ -302,19 +324,3 @@ class Erased(BaseModel):
     top: list[Chance]
     classes: list[Chance]
     scores: list[TargetScore]
-
-
-# ------------------------------------------------------------------------------------------------------------- inside
-
-
-class InsideAsked(OfImage):
-    target: TargetText = "top-1"
-    samples: Annotated[int, Field(ge=1, le=64)] = 16
-
-
-class InsideMeta(BaseModel):
-    """The SSE event `inside`."""
-
-    target: str
-    title: str
-    scores: list[list[Number]]  # CASS of each layer's heads

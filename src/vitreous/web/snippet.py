@@ -7,39 +7,120 @@ import os
 import re
 import shlex
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from vitreous._support.files import sha256
 from vitreous.errors import TargetError
 from vitreous.models.load import EMBEDDED
+from vitreous.models.speaker import WordsModel
 from vitreous.registry import METHODS
 from vitreous.trace.apply import is_aimed
 from vitreous.web import schema
 from vitreous.web.engine import ASSETS, Engine, Held, Served, Source
-from vitreous.web.targets import find_held
+from vitreous.web.targets import MASK, find_held
 
 CONCEPT = re.compile(r"concept:\s*([\w .-]+?)\s*(?=$|-\s*(?:text|concept|neuron):)", re.IGNORECASE)
 Method = schema.MethodAsked
 WINDOWS = os.name == "nt"
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What all copied code begins with: a model, an image, concepts, and checks that they are the same files."""
+
+    source: Source
+    file: str  # the image, for a command
+    where: str  # the image, for Python
+    targets: list[str]
+    concepts: list[Held]
+    checks: list[tuple[str, str]]  # file, SHA-256
+
+    @property
+    def model(self) -> list[str]:
+        return loaded(self.source)
+
+
 def write(engine: Engine, served: Served, asked: schema.ExplainAsked, *, alone: bool) -> schema.Snippet:
     """`alone`: only this computer reaches the server, so its paths may be told, and they hold for the visitor."""
-    concepts = {name: held for text in map(str, asked.targets) for name, held in concepts_in(engine, served, text)}
-    targets = list(dict.fromkeys(named(str(text), concepts) for text in asked.targets))
-    held = list({one.concept.name: one for one in concepts.values()}.values())
-    photo = engine.name_of(asked.image)
-    packaged = engine.packaged.get(asked.image)
-    within = packaged.relative_to(ASSETS.parent).as_posix() if packaged else None
-    source = located(served.source) if alone else bare(served.source)
-    file = photo
-    if packaged:
-        file = str(packaged) if alone else f"src/vitreous/{within}"
+    given = recipe(engine, served, asked.image, list(map(str, asked.targets)), alone=alone)
     aimed = frozenset(name for name, declared in METHODS.items() if is_aimed(served.model, declared))
-    return schema.Snippet(
-        python=python(source, photo, within, asked.methods, targets, held, aimed),
-        cli=command(source, file, asked.methods, targets, held, aimed),
-    )
+    told = schema.Snippet(python=python(given, asked.methods, aimed), cli=command(given, asked.methods, aimed))
+    if isinstance(served.model, WordsModel):
+        return asking(told, served.model, given, asked.methods)
+    panned = engine.clips.samples.get(asked.image)
+    return told if panned is None else panning(told, panned.stem, engine.name_of(asked.image))
+
+
+def recipe(engine: Engine, served: Served, image: str, asked: list[str], *, alone: bool) -> Recipe:
+    concepts = {name: held for text in asked for name, held in concepts_in(engine, served, text)}
+    targets = list(dict.fromkeys(named(text, concepts) for text in asked))
+    held = list({one.concept.name: one for one in concepts.values()}.values())
+    photo, packaged = engine.name_of(image), engine.packaged.get(image)
+    source = located(served.source) if alone else bare(served.source)
+    sure = [] if alone else checks(served.source)
+    file, where = photo, repr(photo)
+    if packaged:
+        within = packaged.relative_to(ASSETS.parent).as_posix()
+        file = str(packaged) if alone else f"src/vitreous/{within}"
+        where = f"Path(vitreous.__file__).parent / {within!r}"
+    elif (digest := engine.hashes.get(image)) is not None:
+        sure = [*sure, (photo, digest)]
+    return Recipe(source, file, where, targets, held, sure)
+
+
+def begin(given: Recipe) -> list[str]:
+    """Imports, the checks, the model, the concepts, and one forward pass."""
+    lines = ["import hashlib"] if given.checks else []
+    lines += ["from pathlib import Path", "", "import vitreous", ""]
+    for name, digest in given.checks:
+        lines.append(f"found = hashlib.sha256(Path({name!r}).read_bytes()).hexdigest()")
+        lines.append(f"assert found == {digest!r}, {f'{name}: this is another file'!r}")
+    lines += [f"model = vitreous.load({loading(given.source)})"]
+    for held in given.concepts:
+        c = held.concept
+        lines.append(
+            f"vitreous.Concept.from_images(model, {list(c.examples)!r}, {c.similarity!r}, name={c.name!r})"
+            f".save({f'vitreous-concepts/{c.name}.safetensors'!r})"
+        )
+    return [*lines, f"image = {given.where}", "trace = vitreous.Trace(model, [image])  # one forward pass, shared"]
+
+
+def command_words(given: Recipe, lines: list[str]) -> str:
+    """Commands one after the other: first the check of the files, without which the others do not run, and concepts."""
+    sums = [f"{digest}  {name}" for name, digest in given.checks]
+    told = [f"rem SHA-256: {one}" for one in sums] if WINDOWS else []
+    if sums and not WINDOWS:
+        told = [f"printf '%s\\n' {shlex.join(sums)} | sha256sum --check"]
+    concepts = [
+        words("vitreous", "concept", "build", c.name, *c.examples, *given.model, "--similarity", c.similarity)
+        for c in (held.concept for held in given.concepts)
+    ]
+    end = " && \\\n" if sums and not WINDOWS else "\n"
+    return end.join([*told, *concepts, *lines]) + "\n"
+
+
+def asking(told: schema.Snippet, model: WordsModel, given: Recipe, methods: list[Method]) -> schema.Snippet:
+    """The same for a question with its answer, which make the model."""
+    answer = str(model.speaker.tokenizer.decode(model.answer))
+    first, made = f"model = vitreous.load({loading(given.source)})", f"{given.where}, {model.question!r}, {answer!r}"
+    python = told.python.replace(first, f"{first}\nmodel = vitreous.ask(model, {made}).model  # with this answer", 1)
+    said = ["--answer", answer, "--words", ",".join(given.targets)]
+    lines = [
+        words("vitreous", "ask", given.file, model.question, *given.model, "--method", one.name, *said)
+        + "".join(f" --set {one.name}.{key}={value_text(value)}" for key, value in one.options.items())
+        for one in methods
+    ]
+    return schema.Snippet(python=python, cli=command_words(given, lines))
+
+
+def panning(told: schema.Snippet, name: str, clip: str) -> schema.Snippet:
+    """The same for a sample clip, which is made of a packaged photo."""
+    python = told.python.replace(f"image = {clip!r}", f"image = pan({name!r})", 1)
+    python = python.replace("import vitreous\n", "import vitreous\nfrom vitreous.images.pan import pan\n", 1)
+    make = f"from vitreous.images.pan import save_pan; save_pan({json.dumps(name)}, {json.dumps(clip)})"
+    return schema.Snippet(python=python, cli=words("python", "-c", make) + "\n" + told.cli)
 
 
 def located(source: Source) -> Source:
@@ -66,6 +147,14 @@ def bare(source: Source) -> Source:
     return replace(source, spec=spec, weights=source.weights and file_name(source.weights))
 
 
+def checks(source: Source) -> list[tuple[str, str]]:
+    """The bare name and the SHA-256 of the file of the weights, if there is one."""
+    if not source.weights:
+        return []
+    path = Path(source.weights.partition("#")[0]).expanduser()
+    return [(path.name, sha256(path))] if path.is_file() else []
+
+
 def concepts_in(engine: Engine, served: Served, text: str) -> list[tuple[str, Held]]:
     found = []
     for name in CONCEPT.findall(text):
@@ -78,38 +167,18 @@ def concepts_in(engine: Engine, served: Served, text: str) -> list[tuple[str, He
 
 def named(text: str, concepts: dict[str, Held]) -> str:
     """A target with its concepts by name, not by id."""
+    text = MASK.sub(r"@mask-\1.png", text)  # as the page saves a drawn region
     return CONCEPT.sub(lambda found: f"concept:{concepts[found[1]].concept.name}", text)
 
 
 # -------------------------------------------------------------------------------------------------------------- python
 
 
-def python(
-    source: Source,
-    photo: str,
-    within: str | None,
-    methods: list[Method],
-    targets: list[str],
-    concepts: list[Held],
-    aimed: frozenset[str],
-) -> str:
-    """One forward pass, shared by all maps; `within`: the photo's place in the package, if it has one.
-
-    `aimed`: the methods whose maps depend on the target.
-    """
-    where = f"Path(vitreous.__file__).parent / {within!r}" if within else repr(photo)
-    lines = ["from pathlib import Path", ""] if within else []
-    lines += ["import vitreous", ""]
-    lines += [f"model = vitreous.load({loading(source)})"]
-    for held in concepts:
-        c = held.concept
-        lines.append(
-            f"vitreous.Concept.from_images(model, {list(c.examples)!r}, {c.similarity!r}, name={c.name!r})"
-            f".save({f'vitreous-concepts/{c.name}.safetensors'!r})"
-        )
-    lines += [f"trace = vitreous.Trace(model, [{where}])  # one forward pass, shared", "maps = ["]
+def python(given: Recipe, methods: list[Method], aimed: frozenset[str]) -> str:
+    """One forward pass, shared by all maps; `aimed`: the methods whose maps depend on the target."""
+    lines = [*begin(given), "maps = ["]
     lines += [f"    {calling(one)}," for one in methods if one.name not in aimed]
-    lines += [f"    {calling(one, target)}," for target in targets for one in methods if one.name in aimed]
+    lines += [f"    {calling(one, target)}," for target in given.targets for one in methods if one.name in aimed]
     return "\n".join([*lines, "]", ""])
 
 
@@ -131,15 +200,9 @@ def calling(one: Method, target: str | None = None) -> str:
 # ------------------------------------------------------------------------------------------------------------- command
 
 
-def command(
-    source: Source, photo: str, methods: list[Method], targets: list[str], concepts: list[Held], aimed: frozenset[str]
-) -> str:
+def command(given: Recipe, methods: list[Method], aimed: frozenset[str]) -> str:
     """Shell commands; one if possible, more for a method with two settings or a target with a comma."""
-    model = loaded(source)
-    lines = [
-        words("vitreous", "concept", "build", c.name, *c.examples, *model, "--similarity", c.similarity)
-        for c in (held.concept for held in concepts)
-    ]
+    lines, targets = list[str](), given.targets
     sets = [targets] if not any("," in target for target in targets) else [[target] for target in targets]
     for some in rounds(methods):
         targeted = any(one.name in aimed for one in some)
@@ -147,8 +210,8 @@ def command(
         chosen = ["--method", ",".join(one.name for one in some), *(w for s in settings for w in ("--set", s))]
         for part in sets if targeted else [[]]:
             asked = ["--target", ",".join(part)] if part else []
-            lines.append(words("vitreous", "explain", photo, *model, *chosen, *asked))
-    return "\n".join(lines) + "\n"
+            lines.append(words("vitreous", "explain", given.file, *given.model, *chosen, *asked))
+    return command_words(given, lines)
 
 
 def rounds(methods: list[Method]) -> list[list[Method]]:

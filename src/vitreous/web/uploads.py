@@ -19,6 +19,7 @@ from vitreous.errors import InputError, one_line
 from vitreous.images import pictures
 from vitreous.images.bands import ARRAYS, Bands, check_size
 from vitreous.images.pictures import Picture
+from vitreous.web.ids import stamped
 from vitreous.web.limits import FORMATS, Limits
 from vitreous.web.problems import Problem
 
@@ -53,12 +54,14 @@ async def read_form(request: Request, most_bytes: int, files: int, fields: int) 
     parser.spool_max_size = most_bytes + 1  # nothing goes to disk
     try:
         form = await parser.parse()
+        found = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        parts = [Part(clean(one.filename or ""), await one.read()) for one in found]
     except (MultiPartException, ValueError, KeyError, AssertionError, LookupError) as error:
         raise Problem(400, f"the form cannot be read ({one_line(error, 100)})") from None
-    found = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    parts = [Part(clean(one.filename or ""), await one.read()) for one in found]
+    finally:
+        for opened in parser._files_to_close_on_error:  # all files, also one whose part has no end
+            opened.close()
     texts = {key: value for key, value in form.multi_items() if isinstance(value, str)}
-    await form.close()
     return Form(parts, texts)
 
 
@@ -110,10 +113,14 @@ def open_array(part: Part, limits: Limits, channels: int) -> Picture:
 
 
 def identity(held: bytes) -> str:
-    return hashlib.sha256(held).hexdigest()[:32]
+    return stamped(hashlib.sha256(held).hexdigest()[:32])
 
 
 def weight(picture: Picture) -> int:
     """Bytes that a decoded image takes."""
     held = picture.image
     return held.array.nbytes if isinstance(held, Bands) else 3 * held.width * held.height
+
+
+def gone() -> Problem:
+    return Problem(404, "this image is not here (any more); send it again")

@@ -18,7 +18,7 @@ class Lane:
     def __init__(self, name: str, room: int, full: str) -> None:
         self.room, self.full = room, full
         self.waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self.open, self.busy = True, False
+        self.open, self.busy, self.tasks = True, False, 0  # tasks: how many it has begun
         self._change = threading.Condition()
         context = contextvars.copy_context()  # the memory limit, say
         self.thread = threading.Thread(target=context.run, args=(self._work,), name=name, daemon=True)
@@ -43,7 +43,7 @@ class Lane:
                 if not self.open:
                     return
                 future, work = self.waiting.popleft()
-                self.busy = True
+                self.busy, self.tasks = True, self.tasks + 1
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())

@@ -1,5 +1,7 @@
 // Talking to the server: JSON, raw numbers, jobs. Errors are Problems whose message is a sentence for the user.
 
+import * as transport from "./transport.js";
+
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);
@@ -10,7 +12,7 @@ export class Problem extends Error {
 async function ask(path, init) {
   let answer;
   try {
-    answer = await fetch(`/api/${path}`, init);
+    answer = await transport.ask(`/api/${path}`, init);
   } catch {
     throw new Problem(0, "The server does not respond. Is it still running?");
   }
@@ -33,7 +35,8 @@ export const get = async (path, query) => (await ask(path + search(query))).json
 export const post = async (path, body) => (await ask(path, sent(body))).json();
 export const remove = (path) => ask(path, { method: "DELETE" });
 export const file = async (path, body, query) => (await ask(path + search(query), body && sent(body))).blob();
-export const view = (image, model) => `/api/images/${image}/view${search({ model })}`;
+/** The path of an image as a model sees it; show() of transport.js puts it into an <img>. */
+export const view = (image, model, frame = null) => `/api/images/${image}/view${search({ model, frame })}`;
 
 /** Raw numbers: {buffer, shape, extra}. */
 export async function raw(path, query, body) {
@@ -79,10 +82,10 @@ export function latest(work) {
 const open = new Set(); // jobs that are not done
 
 addEventListener("pagehide", () => {
-  for (const id of open) fetch(`/api/jobs/${id}`, { method: "DELETE", keepalive: true });
+  for (const id of open) transport.ask(`/api/jobs/${id}`, { method: "DELETE", keepalive: true });
 });
 
-const EVENTS = ["queued", "progress", "map", "curve", "counterfactual", "inside", "problem", "done", "cancelled", "failed"];
+const EVENTS = ["queued", "progress", "answer", "map", "curve", "counterfactual", "inside", "problem", "done", "cancelled", "failed"];
 
 /** How to start a job and listen, on(name, data). The promise `ended` comes true at its end; `cancel` stops it. */
 export const job = (path, body) => (on) => {
@@ -105,19 +108,13 @@ export const job = (path, body) => (on) => {
       id = started.job;
       if (over) return void stop();
       open.add(id);
-      stream = new EventSource(`/api/jobs/${id}/events`);
-      for (const name of EVENTS) {
-        stream.addEventListener(name, (event) => {
-          if (over) return;
-          const data = JSON.parse(event.data);
-          if (["done", "cancelled", "failed"].includes(name)) end(name, data);
-          else on(name, data);
-        });
-      }
-      stream.onerror = () => {
-        if (stream.readyState !== EventSource.CLOSED) return;
-        end("failed", { detail: "The connection to the server was lost. Try again." });
+      const heard = (name, data) => {
+        if (over) return;
+        if (["done", "cancelled", "failed"].includes(name)) end(name, data);
+        else on(name, data);
       };
+      const lost = () => end("failed", { detail: "The connection to the server was lost. Try again." });
+      stream = transport.listen(`/api/jobs/${id}/events`, EVENTS, heard, lost);
     },
     (problem) => end("failed", { status: problem.status, detail: problem.message }),
   );

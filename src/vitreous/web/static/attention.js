@@ -2,8 +2,9 @@
 
 import * as api from "./api.js";
 import { cursor, ends, MapView, onCursor, point, thumb } from "./draw.js";
+import { asks } from "./help.js";
 import { set, state } from "./state.js";
-import { drawn, maps, table as csvOf, whose } from "./take.js";
+import { code, drawn, maps, table as csvOf, whose } from "./take.js";
 import { arrow, between, button, choice, el, link, number, percent, placeOf, problem, segments, slider } from "./ui.js";
 import { here, model, photo } from "./world.js";
 
@@ -39,7 +40,7 @@ export const attention = {
     const way = segments("Direction", ways, state.direction, (key) => set({ direction: key }));
     way.title = "Hold Shift for the other direction";
     shown = { direction: way };
-    panel.append(el("div.head", lead, way), body);
+    panel.append(el("div.head", lead, way, asks("attention")), body);
     onCursor(() => active() && ask());
     const onShift = (down) => (event) => {
       if (event.key !== "Shift" || !active()) return;
@@ -73,6 +74,8 @@ export const attention = {
       path: "attention/maps.npz",
       query: { ...which(), discard: state.discard, heads: state.heads, residual: state.residual },
     }),
+    code(() => about && { view: "attention",
+      body: { ...which(), token: String(which().token), discard: state.discard, heads: state.heads, residual: state.residual } }),
     csvOf("Where the read-out of each layer looks", () => [
       ["model", "image", "layer", "cls", "registers", "patches"],
       ...(about?.share ?? []).map(({ cls, registers, patches }, i) => [...whose(), i, cls, registers, patches]),
@@ -122,7 +125,7 @@ function build(small) {
   shown.discard = slider("Discard", discard, (value) => share("discard")(value / 100));
   shown.heads = choice("Heads", ["mean", "min", "max"], state.heads, share("heads"));
   shown.residual = slider("Residual", { value: state.residual, max: 1, step: 0.05, unit: "" }, share("residual"));
-  const roll = el("div.panel.rollout", el("h3", "Rollout"), el("p.quiet", "Attention multiplied over all layers."),
+  const roll = el("div.panel.rollout", el("h3", "Rollout", asks("rollout")), el("p.quiet", "Attention multiplied over all layers."),
     el("div.rolled", rolled.node, rolled.legend.node), el("div.knobs", shown.discard, shown.residual, shown.heads));
 
   table(small);

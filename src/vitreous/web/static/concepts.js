@@ -1,16 +1,18 @@
 // A concept from a handful of pictures, and its map.
 
 import * as api from "./api.js";
+import { addTarget } from "./chosen.js";
 import { MapView } from "./draw.js";
-import { addTarget } from "./rail.js";
+import { asks } from "./help.js";
 import { set, state } from "./state.js";
-import { drawn, mapsOf } from "./take.js";
+import { code, drawn, mapsOf, table, valuesOf } from "./take.js";
 import { button, choice, droppable, el, field, link, problem, progress } from "./ui.js";
-import { here, loadConcepts, model, photo, world } from "./world.js";
+import { here, loadConcepts, model, nameOf, photo, picture, world } from "./world.js";
 
 const examples = []; // {file, url}
 const pictures = el("div.examples");
 const trouble = el("div");
+const busy = el("p.quiet", { role: "status" });
 const list = el("div.concepts");
 const bar = progress();
 const name = el("input", { type: "text", maxLength: 40, id: "concept-name", placeholder: "stripes" });
@@ -31,14 +33,14 @@ export const concepts = {
     const words = [el("b", "Add examples"), el("span", "or drop images here")];
     const well = el("label.pick", { htmlFor: "example-files" }, words);
     const sample = (one) =>
-      button(el("img", { src: photo(one.id), alt: one.name }), () => addSample(one), { title: `Add ${one.name}` });
+      button(picture(one.id, one.name), () => addSample(one), { title: `Add ${one.name}` });
     const samples = el("div.samples", { role: "group", "aria-label": "Samples" }, world.info.samples.map(sample));
     const kinds = [["dot", "dot product"], ["cosine", "cosine"], ["l2", "distance"]];
     const likeness = choice("Similarity", kinds, similarity, (value) => (similarity = value));
     const form = el("form.panel.form", { onsubmit: make },
       el("h3", "A new concept"),
       el("p.quiet", "A few images of one thing define a direction in the model's embedding: a target to explain."),
-      pick, well, samples, ...packaged(), pictures, field("Name", name), likeness, build, trouble);
+      pick, well, samples, ...packaged(), pictures, field("Name", name), likeness, build, busy, trouble);
     droppable(form, add);
     pickMethod = choice("Method", [how], how, (value) => {
       how = value;
@@ -46,7 +48,7 @@ export const concepts = {
     });
     const lead = el("p.lead", el("b", "Where the model sees a concept. "),
       "Add example images, name the concept and build it.");
-    panel.append(el("div.head", lead, bar, pickMethod),
+    panel.append(el("div.head", lead, bar, pickMethod, asks("concepts")),
       el("div.panels", form, el("div.panel.wide", list)));
     drawExamples();
   },
@@ -65,7 +67,23 @@ export const concepts = {
     run(mine);
   },
 
-  exports: [drawn, mapsOf(() => [...views.values()].map((one) => one.id).filter(Boolean))],
+  /** The map of a concept, once it is there. */
+  shown(id) {
+    const view = views.get(id)?.view;
+    return view?.values ? { values: view.values, shape: view.meta.shape } : null;
+  },
+
+  exports: [
+    drawn,
+    mapsOf(() => [...views.values()].map((one) => one.id).filter(Boolean)),
+    table("The value of every map at every patch", () => [
+      ["model", "image", "method", "concept", "time", "row", "column", "value"],
+      ...valuesOf([...views].map(([id, { view }]) => ({ head: [how, nameOf(`concept:${id}`)], view }))),
+    ]),
+    code(() => views.size && {
+      body: { ...here(), methods: [{ name: how, options: {} }], targets: [...views.keys()].map((id) => `concept:${id}`) },
+    }),
+  ],
 };
 
 function add(files) {
@@ -76,19 +94,39 @@ function add(files) {
   drawExamples();
 }
 
-async function addSample({ id, name: title }) {
-  const blob = await (await fetch(photo(id))).blob();
-  add([new File([blob], `${title}.webp`, { type: blob.type })]);
+async function fileOf({ id, name: title }) {
+  const blob = await api.file(photo(id).slice("/api/".length));
+  return new File([blob], `${title}.webp`, { type: blob.type });
+}
+
+const addSample = async (one) => add([await fileOf(one)]);
+
+const packagedNames = () => [...new Set(world.info.examples.map((one) => one.concept))];
+
+/** Take the packaged examples of a concept into the form. */
+async function takePackaged(concept) {
+  for (const one of world.info.examples.filter((other) => other.concept === concept)) await addSample(one);
+  name.value = concept;
 }
 
 /** A link for each concept whose examples are in the package. */
-function packaged() {
-  const given = world.info.examples;
-  return [...new Set(given.map((one) => one.concept))].map((concept) =>
-    link(`Take the packaged examples of ${concept}`, async () => {
-      for (const one of given.filter((other) => other.concept === concept)) await addSample(one);
-      name.value = concept;
-    }));
+const packaged = () =>
+  packagedNames().map((concept) => link(`Take the packaged examples of ${concept}`, () => takePackaged(concept)));
+
+/** Where there is no concept yet: the packaged examples, and a button that builds one of them. */
+function offers() {
+  return packagedNames().flatMap((concept) => {
+    const shown = world.info.examples.filter((one) => one.concept === concept);
+    const start = button(`Build “${concept}” from these ${shown.length} images`, async () => {
+      start.disabled = true;
+      await construct(concept, () => Promise.all(shown.map(fileOf)));
+      start.disabled = false;
+    }, { className: "strong" });
+    return [el("div.offer",
+      el("p", el("b", "No concepts yet. "), "Try it with images that are packaged with vitreous: a concept is built of them,",
+        ` and a map shows where the model sees ${concept} in your image.`),
+      el("div.gallery", shown.map((one) => picture(one.id, `${concept}: ${one.name}`))), start)];
+  });
 }
 
 function drawExamples() {
@@ -104,33 +142,44 @@ function drawExamples() {
 
 async function make(event) {
   event.preventDefault();
-  trouble.replaceChildren();
   build.disabled = true;
-  try {
-    const form = new FormData();
-    form.append("name", name.value.trim());
-    form.append("model", model().name);
-    form.append("similarity", similarity);
-    for (const { file } of examples) form.append("files", file, file.name);
-    const made = await api.post("concepts", form);
-    await loadConcepts();
+  if (await construct(name.value.trim(), () => examples.map(({ file }) => file))) {
     examples.splice(0).forEach((one) => URL.revokeObjectURL(one.url));
     drawExamples();
     name.value = "";
-    addTarget(`concept:${made.id}`);
-    concepts.update(new Set());
-  } catch (error) {
-    trouble.replaceChildren(problem(error));
   }
   build.disabled = !examples.length;
+}
+
+/** Build a concept of these files and make it a target; whether that went well. */
+async function construct(title, files) {
+  trouble.replaceChildren();
+  try {
+    const form = new FormData();
+    form.append("name", title);
+    form.append("model", model().name);
+    form.append("similarity", similarity);
+    const all = await files();
+    for (const file of all) form.append("files", file, file.name);
+    busy.textContent = `Building “${title}” from ${all.length} image${all.length > 1 ? "s" : ""} …`;
+    const made = await api.post("concepts", form);
+    await loadConcepts();
+    addTarget(`concept:${made.id}`);
+    concepts.update(new Set());
+    return true;
+  } catch (error) {
+    trouble.replaceChildren(problem(error));
+    return false;
+  } finally {
+    busy.textContent = "";
+  }
 }
 
 function draw(mine) {
   for (const one of views.values()) one.view.remove();
   views.clear();
   const { grid, size } = model();
-  const none = "No concepts yet. To try it out, take the packaged examples and build the concept.";
-  list.replaceChildren(...(mine.length ? [] : [el("p.quiet", none)]),
+  list.replaceChildren(...(mine.length ? [] : offers()),
     ...mine.map((one) => {
       const view = new MapView({ photo: photo(), grid, size, name: `${how} for the concept ${one.name}` });
       const note = el("div");

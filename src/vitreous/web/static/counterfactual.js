@@ -1,6 +1,7 @@
 // What would change it: the patches whose removal turns the decision, put back and removed one by one.
 
 import * as api from "./api.js";
+import { asks } from "./help.js";
 import { Holes } from "./holes.js";
 import { state } from "./state.js";
 import { table, whose } from "./take.js";
@@ -27,8 +28,11 @@ const numbers = table("The probabilities along the set, patch by patch", () => [
     found.path.source[i], short(found.to.label), to]) : []),
 ]);
 const csv = button("CSV", () => numbers.run(), { title: numbers.title });
+const whole = el("div");
+const shut = el("p.quiet", { hidden: true });
 let pick = null;
 let wanted = RUNNER_UP;
+let sought = RUNNER_UP; // the class that was wanted when the set was found
 let holes = null;
 let hair = null;
 let found = null;
@@ -36,26 +40,37 @@ let gone = new Set();
 let now = null; // what the model says of the image without them
 let cursor = 0;
 let place = "";
+let searching = false;
+let resume = null; // what to do after a search, which takes the place of other jobs
 
 export const counterfactual = {
-  begin(panel) {
+  begin(panel, after) {
+    resume = after;
     pick = choice("To", [], wanted, (value) => (wanted = value));
-    panel.append(el("h3", { id: "counterfactual-head" }, "What would change it?"),
-      el("p.quiet", "The smallest set of patches whose removal turns the decision. Click a patch to put it back or to ",
+    panel.append(el("h3", { id: "counterfactual-head" }, "What would change it?", asks("counterfactual")), shut);
+    whole.append(
+      el("p.quiet", "A small set of patches whose removal changes the decision. Click a patch to put it back or to ",
         "remove another; the model runs again each time. Keyboard: arrow keys and Space."),
       el("div.head", said, bar, pick, find), trouble,
       el("div.panels", el("div.panel.side", well, el("div.row", back, on, reset, csv)),
         el("div.panel.wide", rows, words, chart)));
+    panel.append(whole);
     new ResizeObserver(() => draw()).observe(chart);
   },
 
   update() {
+    const why = model().closed.counterfactual;
+    whole.hidden = Boolean(why);
+    shut.hidden = !why;
+    shut.textContent = why ?? "";
+    if (why) return;
     const next = JSON.stringify(here());
     if (next !== place) {
       place = next;
       found = now = null;
       wanted = RUNNER_UP;
       bar.stop();
+      searching = false;
       trouble.replaceChildren();
       said.replaceChildren();
       build();
@@ -73,13 +88,22 @@ export const counterfactual = {
   },
 };
 
+/** Whether a set was found, the class that was wanted, and its patches. */
+export const taken = () => ({ turned: found !== null, ...(found && sought !== RUNNER_UP ? { to: sought } : {}) });
+export const isSearching = () => searching;
+export const patchesFound = () => found?.patches ?? [];
+
 function search() {
+  sought = wanted;
+  searching = true;
   trouble.replaceChildren();
   const asked = { ...here(), ...(wanted === RUNNER_UP ? {} : { to: wanted }) };
   bar.run(api.job("counterfactual", asked), (name, told) => {
+    searching = name === "counterfactual" || name === "problem";
     if (name === "counterfactual") heard(told);
     else if (name === "cancelled") trouble.replaceChildren(problem("Cancelled.", search));
     else if (name !== "done" && name !== "left") trouble.replaceChildren(problem(told, search));
+    if (!searching && name !== "left") resume();
   });
 }
 

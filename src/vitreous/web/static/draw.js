@@ -1,6 +1,8 @@
 // Colours and maps. The ramps are those of the figures (plot/colour.py, plot/overlay.py).
 
+import { slice, stepOf } from "./moment.js";
 import { state } from "./state.js";
+import { show } from "./transport.js";
 import { arrow, beside, el, frame, number, under } from "./ui.js";
 
 const TINT = 0.35; // the faintest signed value on a photo already shows its hue
@@ -164,6 +166,11 @@ export function redraw(colour = true) {
   for (const one of views) one.soon(colour);
 }
 
+/** Another frame of a clip, on every map and under it. */
+export function turnViews(photo) {
+  for (const one of views) one.turn(photo);
+}
+
 function flush() {
   coming = 0;
   for (const one of dirty) one.paint();
@@ -175,7 +182,8 @@ export class MapView {
   constructor({ photo = "", grid, size, name = "image" }) {
     Object.assign(this, { grid, name, meta: null, values: null, smooth: null, stale: true, limits: [0, 1] });
     this.image = el("img", { alt: "", draggable: false, onerror: () => (this.image.hidden = true) });
-    if (photo) this.image.src = photo;
+    if (photo) show(this.image, photo);
+    this.moves = /[?&]frame=/.test(photo);
     this.canvas = el("canvas");
     this.hair = el("div.hair", { hidden: true });
     this.badge = el("span.badge", { hidden: true });
@@ -214,8 +222,19 @@ export class MapView {
 
   /** Show another map. */
   show(values, meta) {
-    Object.assign(this, { values, meta, smooth: null });
-    this.limits = meta.limits;
+    Object.assign(this, { all: values, meta, limits: meta.limits });
+    this.turn();
+  }
+
+  /** Of a clip, the map and the image of the frame that is shown. */
+  turn(photo = "") {
+    if (photo && this.moves) show(this.image, photo);
+    if (!this.meta || (photo && !this.moves)) return;
+    const { shape, times } = this.meta;
+    const step = shape.length === 3 ? stepOf(times) : 0;
+    this.values = step < 0 ? null : slice(this.all, shape, step);
+    this.smooth = null;
+    if (!this.values) this.canvas.width = 0;
     this.describe();
     this.soon();
   }
@@ -245,12 +264,12 @@ export class MapView {
     if (!this.stale || !this.values) return;
     this.stale = false;
     const { signed, control, shape } = this.meta;
-    const [h, w] = shape;
+    const [h, w] = shape.slice(-2);
     const lut = table(signed, control, state.bare);
     this.node.classList.toggle("bare", state.bare);
     this.node.classList.toggle("cells", state.cells);
     const times = state.cells ? 1 : Math.max(1, Math.round(SIDE / Math.max(h, w)));
-    if (times > 1) this.smooth ??= enlarge(this.values, shape, times);
+    if (times > 1) this.smooth ??= enlarge(this.values, [h, w], times);
     fill(this.canvas, times > 1 ? this.smooth : this.values, w * times, h * times, this.drawn, lut);
     this.legend.show(this);
   }
@@ -258,7 +277,7 @@ export class MapView {
   /** The value at a patch: the mean of its pixels where the map is finer than the grid. */
   at(patch) {
     if (!this.values || patch === null) return null;
-    const [h, w] = this.meta.shape;
+    const [h, w] = this.meta.shape.slice(-2);
     const [gh, gw] = this.grid;
     const down = Math.max(1, Math.floor(h / gh));
     const across = Math.max(1, Math.floor(w / gw));
@@ -273,7 +292,8 @@ export class MapView {
 // ----------------------------------------------------------------------------------------------------------- in words
 
 /** "highest at the upper left: 0.42" */
-export function inWords(values, { shape: [h, w], signed }) {
+export function inWords(values, { shape, signed }) {
+  const [h, w] = shape.slice(-2);
   let most = 0;
   let least = 0;
   values.forEach((v, i) => {
@@ -302,11 +322,11 @@ function legend() {
   return {
     node,
     show(view) {
-      const { signed, control, evidence = signed } = view.meta;
+      const { signed, control, evidence = signed, ends: words = evidence ? ["against", "evidence"] : ["", ""] } = view.meta;
       const [from, to] = view.drawn;
       fill(bar, places, 128, 1, [0, 1], table(signed, control, true));
-      low.textContent = evidence ? `${number(from)} against` : number(from);
-      high.textContent = evidence ? `${number(to)} evidence` : number(to);
+      low.textContent = `${number(from)} ${words[0]}`.trim();
+      high.textContent = `${number(to)} ${words[1]}`.trim();
     },
   };
 }

@@ -1,7 +1,9 @@
 // Paint patches away and watch what the model still says.
 
 import * as api from "./api.js";
+import { asks } from "./help.js";
 import { Holes } from "./holes.js";
+import { onTurn } from "./moment.js";
 import { state } from "./state.js";
 import { table, whose } from "./take.js";
 import {
@@ -30,11 +32,13 @@ let now = null;
 let brush = 1;
 let cursor = 0;
 let place = "";
+let answered = null; // the patches without which the bars are shown
 
 export const eraser = {
   begin(panel) {
+    onTurn(() => holes?.turn(photo()));
     const size = segments("Brush", [[1, "1 patch"], [3, "3 × 3"]], brush, (value) => size.show((brush = value)));
-    panel.append(el("h3", { id: "eraser-head" }, "Eraser"),
+    panel.append(el("h3", { id: "eraser-head" }, "Eraser", asks("eraser")),
       el("p.quiet",
         "Paint over patches to remove them; start on a removed patch to restore it. Keyboard: arrow keys and Space."),
       el("div.panels",
@@ -57,6 +61,13 @@ export const eraser = {
     }
     if (world.classes.length || world.why) ask();
   },
+
+  /** What is removed, and the classes that are listed. */
+  taken: () => ({ removed: [...gone], classes: (now?.classes ?? []).map((one) => one.index) }),
+  /** Remove exactly these patches. */
+  erase: (removed) => paint(() => new Set(removed)),
+  /** Whether the bars are those of the patches that are gone now. */
+  settled: () => answered === [...gone].join(),
 };
 
 function build() {
@@ -75,7 +86,7 @@ function build() {
     event.preventDefault();
     node.focus();
     node.setPointerCapture(event.pointerId);
-    const restore = gone.has(at(event));
+    const restore = gone.has(holes.before + at(event));
     past.push(new Set(gone));
     stroke = { restore, last: at(event) };
     touch(stroke.last, restore);
@@ -111,12 +122,12 @@ function keys(event) {
   const move = arrow(event);
   if (move) {
     point(beside(cursor, move, holes.grid));
-    announce(`${placeOf(cursor, holes.grid)}${gone.has(cursor) ? ", removed" : ""}`);
+    announce(`${placeOf(cursor, holes.grid)}${gone.has(holes.before + cursor) ? ", removed" : ""}`);
   } else if (event.key === " " || event.key === "Enter") {
     event.preventDefault();
     point(cursor);
     past.push(new Set(gone));
-    touch(cursor, gone.has(cursor));
+    touch(cursor, gone.has(holes.before + cursor));
   }
 }
 
@@ -128,8 +139,9 @@ function touch(patch, restore) {
   const size = gone.size;
   for (let y = Math.max(0, row - reach); y <= Math.min(h - 1, row + reach); y++) {
     for (let x = Math.max(0, column - reach); x <= Math.min(w - 1, column + reach); x++) {
-      if (restore) gone.delete(y * w + x);
-      else gone.add(y * w + x);
+      const number = holes.before + y * w + x;
+      if (restore) gone.delete(number);
+      else gone.add(number);
     }
   }
   if (gone.size !== size) changed();
@@ -158,12 +170,14 @@ const ask = api.latest(async () => {
   const listed = [...new Set([...world.classes.map((one) => one.index), ...chosen])];
   const targets = state.targets.filter((one) => classOf(one) === null && !/^top-?\d+$/.test(one));
   const body = { ...where, classes: listed.slice(0, 20), targets };
+  const removed = [...gone];
   try {
     const whole = JSON.stringify(body);
     if (before?.whole !== whole) before = { whole, ...(await api.post("erase", { ...body, removed: [] })) };
-    const told = gone.size ? await api.post("erase", { ...body, removed: [...gone] }) : before;
-    if (where.image !== state.image || where.model !== model().name) return;
+    const told = removed.length ? await api.post("erase", { ...body, removed }) : before;
+    if (where.image !== state.image || where.model !== here().model) return;
     now = told;
+    answered = removed.join();
     trouble.replaceChildren();
     show();
   } catch (error) {
@@ -202,9 +216,8 @@ function show() {
     const old = text(one.old);
     value.textContent = current === old ? current : `${old} → ${current}`;
   });
-  const [h, w] = holes.grid;
   const best = now.top[0];
-  const said = [`${gone.size} of ${h * w} patches removed`,
+  const said = [`${gone.size} of ${holes.whole} patches removed`,
     best && `top ${regresses() ? "output" : "class"} now: ${short(best.label)} ${shareOf(best)}`,
     now.way === "pixels"
       ? `their pixels are replaced by the mean colour: ${now.why}`

@@ -1,11 +1,14 @@
 // Methods × targets, filled map by map.
 
 import * as api from "./api.js";
+import { list, relist } from "./clip.js";
 import { cursor, MapView, onCursor, redraw } from "./draw.js";
+import { asks, asksOf } from "./help.js";
+import { mark } from "./marks.js";
 import { choose } from "./methods.js";
 import { nameOfPhoto } from "./rail.js";
 import { set, state, written } from "./state.js";
-import { drawn, mapsOf } from "./take.js";
+import { code, drawn, mapsOf, table, valuesOf } from "./take.js";
 import { announce, button, byId, el, number, placeOf, problem, progress, save, toast } from "./ui.js";
 import { here, method, model, nameOf, photo, shareOf, short, world } from "./world.js";
 
@@ -13,7 +16,8 @@ const cells = new Map(); // method|target: cell
 const lead = el("p.lead");
 const trouble = el("div");
 const bar = progress();
-const table = el("table.grid");
+const board = el("table.grid");
+const FILMED = 8; // maps in one film
 let done = ""; // the question that is answered or being answered
 let focused = null;
 let heads = [];
@@ -29,14 +33,14 @@ const wanted = () =>
 
 export const explain = {
   begin(panel) {
-    panel.append(el("div.head", lead, bar, button("Methods …", () => open(), { id: "methods" })),
-      trouble, el("div.scroll", table));
+    panel.append(el("div.head", lead, bar, button("Methods …", () => open(), { id: "methods" }), asks("explain")),
+      trouble, el("div.scroll", board));
     onCursor(() => speak());
   },
 
   /** Ask for what is missing, and draw. */
   update(what) {
-    if (what.has("classes") || what.has("model") || what.has("image")) tell();
+    if (["classes", "model", "image", "tab"].some((name) => what.has(name))) tell();
     if (question() !== done) this.run();
     else if (what.has("classes")) heads.forEach((head) => head());
     rescale();
@@ -78,9 +82,21 @@ export const explain = {
         save(await api.file("figure", { maps, cells: state.cells }), `${name}-vitreous.png`);
       },
     },
+    {
+      id: "film", label: "GIF", title: "A film: every frame under the map of its tubelet", only: () => model().frames,
+      async run() {
+        const maps = shownMaps().slice(0, FILMED);
+        if (!maps.length) return toast("There is no map yet.");
+        save(await api.file("film", { maps, cells: state.cells }), `${nameOfPhoto().replace(/\.\w+$/, "")}-vitreous.gif`);
+      },
+    },
     mapsOf(() => shownMaps()),
-    { id: "python", label: "Copy Python", title: "Python that makes these maps", run: () => copy("python", "Python") },
-    { id: "cli", label: "Copy CLI", title: "A command that makes these maps", run: () => copy("cli", "Command") },
+    table("The value of every map at every patch", () => [
+      ["model", "image", "method", "target", "time", "row", "column", "value"],
+      ...valuesOf(explain.maps().map(({ one, target, view }) =>
+        ({ head: [written(one), target === null ? "" : nameOf(target)], view }))),
+    ]),
+    ...code(() => ({ body: { ...here(), methods: state.methods, targets: state.targets } })),
   ],
 };
 
@@ -97,6 +113,10 @@ function open(first = null) {
 
 function tell() {
   const best = world.classes[0];
+  if (world.answer) {
+    return lead.replaceChildren(el("b", `${model().name} answers: ${world.answer.text}`),
+      " Each row explains one word; choose others in the answer at the left.");
+  }
   lead.replaceChildren(...(best
     ? [el("b", `${model().name} predicts ${short(best.label)} (${shareOf(best)}).`),
        " Orange is evidence for the target, blue is evidence against it.",
@@ -137,9 +157,11 @@ function build(asked) {
     });
     return el("tr", head, ...parts);
   });
-  table.replaceChildren(el("thead", el("tr", el("td"), columns)), el("tbody", rows));
-  table.style.setProperty("--columns", state.methods.length);
-  table.style.setProperty("--rows", Math.min(2, state.targets.length));
+  board.replaceChildren(el("thead", el("tr", el("td"), columns)), el("tbody", rows));
+  const high = state.methods.every(free) ? 1 : state.targets.length; // maps one below the other
+  board.classList.toggle("lone", state.methods.length === 1 && high > 1);
+  board.style.setProperty("--columns", state.methods.length);
+  board.style.setProperty("--rows", Math.min(2, high));
 }
 
 function columnHead(one) {
@@ -153,7 +175,7 @@ function columnHead(one) {
   };
   return el("div.column",
     button([one.name, el("small", note)], () => open(one.name), { className: "name", title: `${summary}\n${formula}` }),
-    others.length > 0 && button("×", drop, { className: "close", ariaLabel: `Remove ${one.name}` }));
+    asksOf(one.name), others.length > 0 && button("×", drop, { className: "close", ariaLabel: `Remove ${one.name}` }));
 }
 
 function rowHead(target) {
@@ -168,6 +190,7 @@ function focus(cell) {
   focused?.td.classList.remove("focused");
   focused = cell;
   cell?.td.classList.add("focused");
+  list(cell?.view);
 }
 
 /** One map of the grid. */
@@ -199,6 +222,8 @@ class Cell {
       this.td.classList.remove("waiting");
       this.view.name = this.name;
       this.view.show(values, meta);
+      if (this === focused) relist(this.view);
+      mark(this.view.node, meta.places);
       const notes = Object.entries(meta.notes).map(([key, value]) => `${key}: ${JSON.stringify(value)}`);
       const range = `from ${number(meta.min)} to ${number(meta.max)}`;
       this.view.legend.node.title = [range, `${meta.seconds.toFixed(2)} s`, ...notes].join("\n");
@@ -237,17 +262,4 @@ function speak() {
   if (state.tab !== "explain" || cursor.patch === null || !document.activeElement?.matches(".map")) return;
   const told = explain.maps().map((cell) => `${cell.name} ${number(cell.view.at(cursor.patch))}`);
   announce(`${placeOf(cursor.patch, model().grid)}: ${told.join(", ")}`);
-}
-
-async function copy(kind, title) {
-  const told = await api.post("snippet", { ...here(), methods: state.methods, targets: state.targets });
-  try {
-    await navigator.clipboard.writeText(told[kind]);
-    toast(`${title} copied (${told[kind].trim().split("\n").length} lines).`);
-  } catch {
-    const dialog = byId("dialog");
-    dialog.replaceChildren(el("h2", { id: "dialog-title" }, title), el("pre", { tabIndex: 0 }, told[kind]),
-      el("footer", button("Close", () => dialog.close(), { className: "strong" })));
-    dialog.showModal();
-  }
 }

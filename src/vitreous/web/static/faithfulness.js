@@ -1,12 +1,14 @@
 // Does the model lose what the map points at? Curves beside chance, and an eraser.
 
 import * as api from "./api.js";
-import { counterfactual } from "./counterfactual.js";
+import { counterfactual, isSearching, patchesFound, taken } from "./counterfactual.js";
 import { eraser } from "./eraser.js";
 import { explain } from "./explain.js";
+import { asks } from "./help.js";
 import { Holes } from "./holes.js";
+import { onTurn } from "./moment.js";
 import { set, state } from "./state.js";
-import { drawn, mapsOf, table, whose } from "./take.js";
+import { code, drawn, maps, table, whose } from "./take.js";
 import { announce, arrow, between, choice, el, number, percent, problem, progress, segments, svg } from "./ui.js";
 import { classOf, here, line, model, nameOf, photo, regresses, world } from "./world.js";
 
@@ -41,15 +43,16 @@ export const faithfulness = {
       metric: segments("Metric", able, state.metric, (metric) => set({ metric })),
       subject: choice("Target", [], "", (value) => set({ subject: value })),
     };
+    onTurn(() => holes?.turn(photo()));
     chart.ariaLabel = "Curves: the left and right arrow keys move along a curve, up and down switch curves";
     chart.addEventListener("pointermove", hover);
     chart.addEventListener("click", hover);
     chart.addEventListener("keydown", walk);
     new ResizeObserver(() => draw()).observe(chart);
-    panel.append(el("div.head", lead, bar, parts.metric, parts.subject), trouble,
+    panel.append(el("div.head", lead, bar, parts.metric, parts.subject, asks("curves")), trouble,
       el("div.panels", el("div.panel.wide", chart, areas), el("div.panel.side", preview, caption)));
     eraser.begin(panel);
-    counterfactual.begin(panel);
+    counterfactual.begin(panel, () => this.update(new Set()));
   },
 
   async update(what) {
@@ -66,15 +69,30 @@ export const faithfulness = {
     counterfactual.update();
     explain.update(what);
     await explain.busy();
-    if (state.tab !== "faithfulness") return;
+    if (state.tab !== "faithfulness" || isSearching()) return;
     const cells = explain.maps().filter((cell) => cell.target === null || cell.target === subject());
     const wanted = JSON.stringify([now, state.metric, subject(), cells.map((cell) => cell.meta.id)]);
     if (wanted !== asked) measure(cells, wanted);
   },
 
+  /** The areas under so many curves, once all of them and those of random maps are there. */
+  measured(count) {
+    const band = bands.get(bandKey());
+    if (!band || shown.length !== count) return null;
+    return { curves: shown.map(({ cell, curve }) => ({ name: cell.one.name, value: curve.value })), random: band.value };
+  },
+
   exports: [
     drawn,
-    mapsOf(() => shown.map(({ cell }) => cell.meta.id)),
+    maps(() => (shown.length || eraser.taken().removed.length) && {
+      path: "faithfulness/maps.npz",
+      body: { ...here(), maps: shown.map(({ cell }) => cell.meta.id), removed: eraser.taken().removed, turned: patchesFound() },
+    }),
+    code(() => shown.length && {
+      view: "curves",
+      body: { ...here(), methods: shown.map(({ cell }) => cell.one), targets: [subject()], metric: state.metric,
+        ...eraser.taken(), ...taken() },
+    }, "The command that finds what would change it; curves and the eraser of one image have none"),
     table("The curves", () => [
       ["model", "image", "metric", "target", "method", "options", "share", "value", "least", "most", "auc", "better"],
       ...shown.flatMap(({ cell, curve }) => points(curve, cell.one.name, settings(cell.one), curve, curve.better)),
@@ -106,7 +124,11 @@ function measure(cells, wanted) {
   fresh();
   const missing = cells.filter((cell) => !known.has(keyOf(cell)));
   const failed = [];
-  const again = () => measure(cells, wanted);
+  const question = bandKey();
+  const again = () => {
+    if (bandKey() === question) measure(cells, wanted);
+    else asked = ""; // another address: what it asks comes when it is mended
+  };
   if (missing.length) {
     ask(missing, 0, (told) => {
       for (const cell of missing) if (cell.meta.id === told.map) known.set(keyOf(cell), told);

@@ -3,8 +3,9 @@
 import * as api from "./api.js";
 import { layerOf } from "./attention.js";
 import { colours, cursor, MapView, onCursor } from "./draw.js";
+import { asks } from "./help.js";
 import { set, state } from "./state.js";
-import { drawn, maps, table, whose } from "./take.js";
+import { code, drawn, maps, table, whose } from "./take.js";
 import { button, el, percent, placeOf, problem, segments, slider } from "./ui.js";
 import { here, model, photo, world } from "./world.js";
 
@@ -39,7 +40,7 @@ const asked = () => ({ ...here(), layer: layer(), among: basis() });
 export const features = {
   begin(panel) {
     pick = { layer: el("span"), basis: segments("Basis", BASES, basis(), (key) => set({ basis: key })) };
-    panel.append(el("div.head", lead),
+    panel.append(el("div.head", lead, asks("features")),
       el("div.head", pick.layer, el("div.field", el("span", "Basis of"), pick.basis)), told, trouble, others, parts);
     onCursor(() => active() && compare());
   },
@@ -60,6 +61,7 @@ export const features = {
   exports: [
     drawn,
     maps(() => views && { path: "features/maps.npz", query: { ...asked(), patch: patch() } }),
+    code(() => views && { view: "features", body: { ...asked(), patch: patch() } }),
     table("The share of the variance along each component", () => [
       ["model", "image", "layer", "basis", "component", "share"],
       ...(views?.shares ?? []).map((share, i) => [...whose(), layer(), basis(), i, share]),

@@ -4,8 +4,9 @@ import * as api from "./api.js";
 import { headOf, layerOf } from "./attention.js";
 import { colours, cursor, ends, MapView, onCursor, thumb } from "./draw.js";
 import { subject } from "./faithfulness.js";
+import { asks } from "./help.js";
 import { set, state } from "./state.js";
-import { drawn, maps, table, whose } from "./take.js";
+import { code, drawn, maps, table, whose } from "./take.js";
 import { button, choice, el, number, problem, progress, svg } from "./ui.js";
 import { here, model, nameOf, photo } from "./world.js";
 
@@ -43,11 +44,11 @@ export const inside = {
     const lead = el("p.lead", el("b", "Which attention heads look where the class is. "),
       "CASS: the similarity of a head's attention to the target's saliency. Click a bar to select that head.");
     panel.append(
-      el("div.head", lead, bar, pick.subject),
+      el("div.head", lead, bar, pick.subject, asks("inside")),
       trouble, chart, told,
-      el("h3", "Layer by layer"),
+      el("h3", "Layer by layer", asks("layers")),
       el("p.quiet", "Attention of the tokens that the classifier reads, averaged over the heads."), strip,
-      el("div.head", el("h3", "Queries and keys"), pick.layer, pick.head), qkTrouble, parts);
+      el("div.head", el("h3", "Queries and keys", asks("qk")), pick.layer, pick.head), qkTrouble, parts);
     new ResizeObserver(() => draw()).observe(chart);
     onCursor(() => active() && ask());
   },
@@ -75,6 +76,8 @@ export const inside = {
   exports: [
     drawn,
     maps(() => views && { path: "inside/maps.npz", query: which() }),
+    code(() => views && { view: "inside", body: { ...which(), token: String(which().token), target: subject() } },
+      "Commands for the scores and the layers; queries and keys of one patch have none"),
     table("The similarity of every head", () => [
       ["model", "image", "target", "layer", "head", "cass"],
       ...(scores.get(asked)?.scores ?? []).flatMap((row, layer) =>

@@ -1,5 +1,6 @@
 // The dialog that chooses methods; its forms come from the JSON schema of their options.
 
+import { unfold } from "./help.js";
 import { same, state } from "./state.js";
 import { button, byId, el, link, toast } from "./ui.js";
 import { model, world } from "./world.js";
@@ -7,7 +8,7 @@ import { model, world } from "./world.js";
 const FAMILIES = {
   attention: "Attention", attention_gradient: "Attention and gradient", gradient: "Gradient", lrp: "Relevance (LRP)",
   cam: "Class activation (CAM)", perturbation: "Perturbation", arbitration: "Arbitration",
-  control: "Controls without information",
+  text: "Image and text", control: "Controls without information",
 };
 
 /** Let the reader choose; `done(methods)` gets the new list. */
@@ -32,8 +33,8 @@ export function choose(done, first = null) {
     event.preventDefault();
     apply();
   };
-  dialog.replaceChildren(el("form.methods", { onsubmit },
-    el("header", el("h2", { id: "dialog-title" }, "Methods"), left),
+  dialog.replaceChildren(el("form.methods", { onsubmit, onkeydown: step },
+    el("header", el("h2", { id: "dialog-title" }, "Methods"), el("small", "Arrow keys: the next method"), left),
     el("div.families", ...body),
     el("footer", button("Cancel", () => dialog.close()), el("button.strong", { type: "submit" }, "Show these"))));
   count();
@@ -42,6 +43,17 @@ export function choose(done, first = null) {
   opened?.scrollIntoView({ block: "center" });
   const inside = opened?.querySelector(".options input, .options select, input");
   (inside ?? dialog.querySelector("input:not(:disabled)"))?.focus();
+}
+
+/** Arrow keys, Home and End lead from method to method, where no option has the focus. */
+function step(event) {
+  const stops = [...event.currentTarget.querySelectorAll(".method")]
+    .map((one) => one.querySelector(":scope > label > input:enabled") ?? one.querySelector("summary"));
+  const at = stops.findIndex((stop) => stop.closest(".method") === event.target.closest(".method"));
+  const places = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: stops.length - 1 };
+  if (!(event.key in places) || !event.target.matches(".method > label > input, .method > details > summary")) return;
+  event.preventDefault();
+  stops[places[event.key]]?.focus();
 }
 
 function entry(one, chosen, count) {
@@ -75,7 +87,7 @@ function entry(one, chosen, count) {
   const kinds = [one.signed && "signed", !one.targeted && "the same for all targets"].filter(Boolean).join(", ");
   const node = el("div", { className: `method${why ? " off" : ""}` },
     el("label", box, el("span", el("b", one.name), kinds && el("small", ` ${kinds}`),
-      el("span.summary", why ?? one.summary))), forms);
+      el("span.summary", why ?? one.summary))), unfold("methods", one.name), forms);
   node.dataset.method = one.name;
   return node;
 }

@@ -1,19 +1,27 @@
 // The left rail: photo, samples, the model's best classes, search, chosen targets.
 
 import * as api from "./api.js";
+import { addTarget, toggleTarget } from "./chosen.js";
 import { MapView } from "./draw.js";
-import { drawable, placeIn } from "./region.js";
-import { set, state } from "./state.js";
-import { announce, button, byId, droppable, el, link, problem, toast } from "./ui.js";
-import { classOf, here, learn, model, nameOf, photo, regresses, shareOf, short, world } from "./world.js";
+import { asks } from "./help.js";
+import { correct, FIRST, set, state } from "./state.js";
+import { bound, markTargets, showTools, targetTools } from "./targets.js";
+import { show } from "./transport.js";
+import { button, byId, droppable, el, link, problem } from "./ui.js";
+import {
+  classOf, here, learn, model, nameOf, photo, picture, regresses, samplesOf, shareOf, short, world,
+} from "./world.js";
 
 const well = el("div.well");
 const samples = el("div.samples", { role: "group", "aria-label": "Sample images" });
+const invite = el("b", "Choose an image");
 const said = el("div");
+const best = el("h2", "Top classes");
 const bars = el("div.bars");
 const chips = el("ul.chips", { "aria-label": "Targets" });
 const more = el("div.more");
 let view = null;
+let offered = null; // the samples that are shown
 let drawn = null; // the classes that are shown
 
 export function begin() {
@@ -22,12 +30,12 @@ export function begin() {
     if (pick.files.length) upload(pick.files[0]);
     pick.value = "";
   });
-  const drop = el("label.pick", { htmlFor: "file" }, el("b", "Choose an image"), el("span", "or drop or paste one"));
+  const drop = el("label.pick", { htmlFor: "file" }, invite, el("span", "or drop or paste one"));
   byId("rail").append(
     el("div.sheet-head", el("h2", "Image and targets"), button("Done", () => openSheet(false))),
     el("div.sight", well, samples), el("div.sources", pick, drop), said,
-    el("h2", "Top classes"), bars,
-    el("h2", "Targets"), finder(), chips, more,
+    best, bars,
+    el("h2", "Targets", asks("targets")), finder(), chips, more, ...targetTools(),
   );
   droppable(document.body, ([first]) => upload(first));
   document.addEventListener("paste", (event) => {
@@ -55,8 +63,10 @@ export async function upload(given) {
     const form = new FormData();
     form.append("file", given, given.name || "pasted.png");
     const told = await api.post("images", form);
+    world.refused.set(told.id, told.refused);
+    if (told.refused[model().name]) throw new api.Problem(415, told.refused[model().name]);
     world.files.set(told.id, told.name);
-    said.replaceChildren(...(told.note ? [el("p.quiet", told.note)] : []));
+    said.replaceChildren(...(told.note && !model().frames ? [el("p.quiet", told.note)] : []));
     set({ image: told.id, patch: null });
   } catch (error) {
     said.replaceChildren(problem(error.message));
@@ -70,23 +80,26 @@ export function showPhoto() {
   document.documentElement.style.setProperty("--ratio", size[1] / size[0]);
   view = new MapView({ photo: photo(), grid, size, name: `image ${nameOfPhoto()}` });
   well.replaceChildren(view.node);
-  if (model().form === "dense") {
-    drawable(view.node, (shares) => world.seen && addTarget(placeIn(world.seen, shares)));
-    well.append(el("p.quiet", "Click a place or drag a box: the class there is explained."));
-  }
-  world.info.samples.forEach(({ id, name }, i) => {
+  showTools(view.node);
+  byId("file").accept = model().frames ? world.info.endings.join() : "image/*,.npy,.npz";
+  invite.textContent = model().frames ? "Choose a clip" : "Choose an image";
+  if (offered !== samplesOf(model())) samples.replaceChildren();
+  offered = samplesOf(model());
+  samples.ariaLabel = model().frames ? "Sample clips" : "Sample images";
+  offered.forEach(({ id, name }, i) => {
     const made = () => button(el("img", { alt: name }), () => set({ image: id, patch: null }), { title: name });
     const knob = samples.children[i] ?? samples.appendChild(made());
-    knob.firstChild.src = photo(id);
+    show(knob.firstChild, photo(id));
     knob.ariaPressed = String(id === state.image);
   });
 }
 
 export const nameOfPhoto = () =>
-  world.info.samples.find((one) => one.id === state.image)?.name ?? world.files.get(state.image) ?? "image";
+  samplesOf(model()).find((one) => one.id === state.image)?.name ?? world.files.get(state.image) ?? "image";
 
 /** The five best classes, each a button that makes it a target. */
 export function showClasses(trouble = null) {
+  best.hidden = bars.hidden = model().form === "words" && !trouble;
   if (trouble) bars.replaceChildren(problem(trouble));
   else if (!world.classes.length) bars.replaceChildren(el("p.quiet", world.why ?? "…"));
   else if (drawn !== world.classes) bars.replaceChildren(...world.classes.map(barOf));
@@ -104,21 +117,21 @@ function barOf(one) {
     () => toggleClass(one.index), { className: "bar", title });
 }
 
-function toggleClass(index) {
-  const left = state.targets.filter((one) => classOf(one) !== index);
-  if (left.length === state.targets.length) addTarget(String(index));
-  else if (left.length) set({ targets: left });
-  else toast("At least one target is needed; add another one first.");
-}
+const toggleClass = (index) => toggleTarget(String(index), (one) => classOf(one) === index);
 
-export function addTarget(text) {
-  const target = text.trim();
-  if (!target || state.targets.includes(target)) return;
-  if (state.targets.length >= world.info.limits.targets) {
-    return toast(`Choose at most ${world.info.limits.targets} targets.`);
-  }
-  set({ targets: [...state.targets, target] });
-  announce(`${nameOf(target)} added as a target`);
+/** Of another image or model, only the targets that it has. */
+export function fitTargets(what) {
+  if (what.has("targets")) return;
+  const { classes, classifies, form, kinds } = model();
+  const there = (target) => {
+    const [, rank, one, other] = /^(top-?)?(\d+)(?:-(\d+))?$/i.exec(target) ?? [];
+    if (form === "words") return /^(word|token):|^answer$/.test(target);
+    if (one !== undefined) return !classifies || (rank ? Number(one) <= classes : Math.max(one, other ?? 0) < classes);
+    if (!what.has("model")) return !bound(target);
+    return !bound(target) && (!/^latent:/i.test(target) || !kinds.latents) && target !== "answer";
+  };
+  const left = state.targets.filter(there);
+  if (left.length < state.targets.length) correct({ targets: left.length ? left : FIRST.targets });
 }
 
 function showTargets() {
@@ -129,7 +142,8 @@ function showTargets() {
   const contrast = numbers.join("-");
   const offered = numbers.length === 2 && !state.targets.includes(contrast);
   more.replaceChildren(...(offered ? [link(`+ ${nameOf(contrast)}`, () => addTarget(contrast))] : []));
-  byId("sheet").replaceChildren(el("img", { src: photo(), alt: "" }),
+  markTargets();
+  byId("sheet").replaceChildren(picture(state.image, ""),
     el("span", el("b", nameOfPhoto()), ` ${state.targets.map(nameOf).join(", ")}`), el("span.quiet", "Change"));
 }
 
@@ -144,7 +158,7 @@ function finder() {
   const list = el("ul", { role: "listbox", id: "found", hidden: true, "aria-label": "Classes" });
   const input = el("input", {
     id: "find", type: "text", role: "combobox", autocomplete: "off", spellcheck: false,
-    placeholder: "Search classes, or enter a - b",
+    placeholder: "Search, or enter a - b",
     "aria-expanded": "false", "aria-controls": "found", "aria-autocomplete": "list", "aria-label": "Add a target",
   });
   const trouble = el("div");

@@ -1,36 +1,34 @@
-// The view of a tab as an image: photos, maps, charts and words as they are drawn, without the controls.
+// The view of a tab as a figure: photos, maps, charts and words as they are drawn, without the controls.
 
-const SCALE = 2; // pixels of the image for each of the page
+import { CanvasPen, SvgPen } from "./pens.js";
+
 const EDGE = 16;
-const LEFT_OUT =
-  "button:not(.thumb, .name), select, input, .field, .toggle, .segments, .progress, .hair, .badge, form, title";
+const LEFT_OUT = "button:not(.thumb, .name), select, input, .field, .toggle, .segments, .progress, .hair, .badge, " +
+  "form, title, .unseen, .help";
+const measure = document.createElement("canvas").getContext("2d");
 
 /** A PNG of an element, with words below it and a note in the file of where it comes from. */
-export async function snapshot(node, words, note) {
+export const snapshot = (node, words, note) => drawn(new CanvasPen(note), node, words);
+
+/** The same as an SVG: photos and maps are images within it, charts are shapes and words are text. */
+export const vectors = (node, words, note) => drawn(new SvgPen(note), node, words);
+
+async function drawn(pen, node, words) {
   const pieces = [...gather(node)];
   const boxes = pieces.map(({ box }) => box);
   const left = Math.min(...boxes.map((box) => box.left)) - EDGE;
   const top = Math.min(...boxes.map((box) => box.top)) - EDGE;
-  const width = Math.max(...boxes.map((box) => box.right)) - left + EDGE;
-  const height = Math.max(...boxes.map((box) => box.bottom)) - top + EDGE + 20;
-  const canvas = Object.assign(document.createElement("canvas"), { width: SCALE * width, height: SCALE * height });
-  const context = canvas.getContext("2d");
-  context.scale(SCALE, SCALE);
-  context.fillStyle = getComputedStyle(document.body).backgroundColor;
-  context.fillRect(0, 0, width, height);
-  for (const { box, draw } of pieces) {
-    context.save();
-    draw(context, box.left - left, box.top - top, box.width, box.height);
-    context.restore();
-  }
-  context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-  context.fillStyle = getComputedStyle(document.body).color;
-  context.fillText(words, EDGE, height - 12);
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-  return noted(new Uint8Array(await blob.arrayBuffer()), note);
+  const width = Math.ceil(Math.max(...boxes.map((box) => box.right)) - left + EDGE);
+  const height = Math.ceil(Math.max(...boxes.map((box) => box.bottom)) - top + EDGE + 20);
+  const style = getComputedStyle(document.body);
+  pen.begin(width, height, style.backgroundColor, words);
+  for (const { box, draw } of pieces) draw(pen, box.left - left, box.top - top, box.width, box.height);
+  const font = { style: "normal", weight: "400", size: "12px", family: style.fontFamily };
+  pen.text(words, EDGE, height - 12, 0, font, style.color);
+  return pen.finish();
 }
 
-/** What there is to draw, from back to front: {box, draw(context, x, y, width, height)}. */
+/** What there is to draw, from back to front: {box, draw(pen, x, y, width, height)}. */
 function* gather(node) {
   if (node.nodeType === Node.TEXT_NODE) return void (yield* lines(node));
   if (node.nodeType !== Node.ELEMENT_NODE || node.matches(LEFT_OUT)) return;
@@ -39,51 +37,74 @@ function* gather(node) {
   if (style.display === "none" || style.visibility === "hidden") return;
   if (node.tagName === "IMG" || node.tagName === "CANVAS") return void (yield raster(node, style, box));
   if (node instanceof SVGElement && node.tagName !== "text") yield* shape(node, style);
-  else if (box.width && box.height && !/^(transparent|rgba\(.*, 0\))$/.test(style.backgroundColor)) {
-    yield { box, draw: (context, ...at) => {
-      context.fillStyle = style.backgroundColor;
-      context.fillRect(...at);
-    } };
-  }
+  else if (box.width && box.height) yield* ground(node, style, box);
   for (const child of node.childNodes) yield* gather(child);
 }
 
+/** The background of an element, and the frame around what is chosen. */
+function* ground(node, style, box) {
+  const radius = parseFloat(style.borderTopLeftRadius) || 0;
+  if (!/^(transparent|rgba\(.*, 0\))$/.test(style.backgroundColor)) {
+    yield { box, draw: (pen, ...at) => pen.shape(rounded(...at, radius), { fill: style.backgroundColor }) };
+  }
+  if (!node.matches(".thumb[aria-pressed=true]")) return;
+  const colour = getComputedStyle(document.documentElement).getPropertyValue("--accent");
+  const around = new DOMRect(box.x - 1, box.y - 1, box.width + 2, box.height + 2);
+  yield { box: around, draw: (pen, ...at) => pen.shape(rounded(...at, radius), { stroke: resolved(colour), width: 2 }) };
+}
+
+const rounded = (x, y, width, height, radius) => {
+  const r = Math.min(radius, width / 2, height / 2);
+  if (r < 0.5) return `M${x} ${y}h${width}v${height}h${-width}Z`;
+  const corner = (dx, dy) => `a${r} ${r} 0 0 1 ${dx} ${dy}`;
+  return `M${x + r} ${y}h${width - 2 * r}${corner(r, r)}v${height - 2 * r}${corner(-r, r)}` +
+    `h${2 * r - width}${corner(-r, -r)}v${2 * r - height}${corner(r, -r)}Z`;
+};
+
+/** A colour of a variable in the theme that is chosen. */
+function resolved(colour) {
+  const node = document.createElement("span");
+  node.style.color = colour;
+  document.body.append(node);
+  const found = getComputedStyle(node).color;
+  node.remove();
+  return found;
+}
+
 function raster(node, style, box) {
-  return { box, draw: (context, ...at) => {
-    if (node.tagName === "IMG" && !node.naturalWidth) return;
-    if (style.filter !== "none" && "filter" in context) context.filter = style.filter;
-    context.imageSmoothingEnabled = style.imageRendering !== "pixelated";
-    context.drawImage(node, ...at);
+  return { box, draw: (pen, ...at) => {
+    const [width, height] = node.tagName === "IMG" ? [node.naturalWidth, node.naturalHeight] : [node.width, node.height];
+    if (!width || !height || !box.width || !box.height) return;
+    pen.image(node, ...at, { filter: style.filter, smooth: style.imageRendering !== "pixelated" });
   } };
 }
 
-function* shape(node, style) {
+/** A shape of a chart as a path. */
+function outline(node) {
   const get = (name) => Number(node.getAttribute(name));
-  const outline = {
-    line: () => new Path2D(`M${get("x1")} ${get("y1")}L${get("x2")} ${get("y2")}`),
-    rect: () => new Path2D(`M${get("x")} ${get("y")}h${get("width")}v${get("height")}h${-get("width")}Z`),
-    path: () => new Path2D(node.getAttribute("d")),
-    circle: () => {
-      const made = new Path2D();
-      made.arc(get("cx"), get("cy"), get("r"), 0, 2 * Math.PI);
-      return made;
-    },
-  }[node.tagName];
-  if (!outline) return;
-  const { left, top, right, bottom, width, height } = node.ownerSVGElement.getBoundingClientRect();
-  yield { box: { left, top, right, bottom, width, height }, draw: (context, x, y) => {
-    context.translate(x, y);
-    context.globalAlpha = Number(style.opacity);
-    if (style.fill !== "none") {
-      context.fillStyle = style.fill;
-      context.fill(outline());
-    }
-    if (style.stroke === "none") return;
-    context.strokeStyle = style.stroke;
-    context.lineWidth = parseFloat(style.strokeWidth);
-    context.setLineDash((style.strokeDasharray.match(/[\d.]+/g) ?? []).map(Number));
-    context.stroke(outline());
-  } };
+  const oval = (x, y, a, b) => `M${x - a} ${y}a${a} ${b} 0 1 0 ${2 * a} 0a${a} ${b} 0 1 0 ${-2 * a} 0Z`;
+  const points = () => node.getAttribute("points").trim().replace(/\s*,\s*/g, " ");
+  return {
+    line: () => `M${get("x1")} ${get("y1")}L${get("x2")} ${get("y2")}`,
+    rect: () => rounded(get("x"), get("y"), get("width"), get("height"), get("rx")),
+    path: () => node.getAttribute("d"),
+    circle: () => oval(get("cx"), get("cy"), get("r"), get("r")),
+    ellipse: () => oval(get("cx"), get("cy"), get("rx"), get("ry")),
+    polyline: () => `M${points()}`,
+    polygon: () => `M${points()}Z`,
+  }[node.tagName]?.();
+}
+
+function* shape(node, style) {
+  const path = outline(node);
+  if (!path) return;
+  const box = node.ownerSVGElement.getBoundingClientRect();
+  const { a, b, c, d, e, f } = node.getCTM();
+  const look = {
+    fill: style.fill, stroke: style.stroke, width: parseFloat(style.strokeWidth), opacity: Number(style.opacity),
+    fillOpacity: Number(style.fillOpacity), dash: (style.strokeDasharray.match(/[\d.]+/g) ?? []).map(Number),
+  };
+  yield { box, draw: (pen, x, y) => pen.shape(path, look, [a, b, c, d, e + x, f + y]) };
 }
 
 /** The words of a text, line by line as the page breaks them. */
@@ -102,42 +123,13 @@ function* lines(text) {
     } else found.push({ words: word, box });
   }
   const parent = text.parentElement;
-  const style = getComputedStyle(parent);
+  const { fontStyle: style, fontWeight: weight, fontSize: size, fontFamily: family, fill, color } = getComputedStyle(parent);
   for (const { words, box } of found) {
-    yield { box, draw: (context, x, y, _, height) => {
-      context.font = `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
-      context.fillStyle = parent instanceof SVGElement ? style.fill : style.color;
-      const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = context.measureText(words);
-      context.fillText(words, x, y + (height + up - down) / 2);
+    yield { box, draw: (pen, x, y, width, height) => {
+      measure.font = `${style} ${weight} ${size} ${family}`;
+      const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = measure.measureText(words);
+      const colour = parent instanceof SVGElement ? fill : color;
+      pen.text(words, x, y + (height + up - down) / 2, width, { style, weight, size, family }, colour);
     } };
   }
-}
-
-// ------------------------------------------------------------------------------------------------- notes within a PNG
-
-const HEAD = 33; // bytes of the signature and of the first chunk
-
-/** The PNG with a text, {keyword: words}, in an iTXt chunk each. */
-function noted(bytes, note) {
-  const chunks = Object.entries(note).map(([keyword, words]) => chunk("iTXt", `${keyword}\0\0\0\0\0${words}`));
-  return new Blob([bytes.subarray(0, HEAD), ...chunks, bytes.subarray(HEAD)], { type: "image/png" });
-}
-
-function chunk(kind, text) {
-  const body = new TextEncoder().encode(kind + text);
-  const made = new Uint8Array(body.length + 8);
-  const view = new DataView(made.buffer);
-  view.setUint32(0, body.length - 4);
-  made.set(body, 4);
-  view.setUint32(body.length + 4, checksum(body));
-  return made;
-}
-
-function checksum(bytes) {
-  let sum = 0xffffffff;
-  for (const byte of bytes) {
-    sum ^= byte;
-    for (let bit = 0; bit < 8; bit++) sum = (sum >>> 1) ^ (sum & 1 ? 0xedb88320 : 0);
-  }
-  return (sum ^ 0xffffffff) >>> 0;
 }

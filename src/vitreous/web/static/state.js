@@ -4,9 +4,14 @@ const DISPLAY = { opacity: 85, limits: 100, threshold: 0, cells: false, bare: fa
 const PLAIN = {
   tab: "explain", model: "", image: "",
   ...DISPLAY,
+  frame: 0, // of a clip
   layer: -1, head: "mean", patch: null, direction: "reads",
   discard: 0, heads: "mean", residual: 0.5,
   basis: "image", // of the colours of features
+  models: "", images: "", by: "", aim: "first", across: true, // Compare: lists with ";" between
+  one: "0.0", other: "0.1", of: "shares", measure: "correlation", // … the two cells of its difference, "row.column"
+  question: "", answer: "", // to a model that answers in words; nothing: the usual question, its own answer
+  tour: 0, // the step of the tour
   metric: "deletion", subject: "", // subject: the target of curves and heads; nothing: the first
 };
 export const FIRST = {
@@ -14,11 +19,28 @@ export const FIRST = {
   targets: ["top-1", "top-2"],
 };
 
+/** What an address may say; anything else is as if it said nothing. */
+const ALLOWED = {
+  opacity: [0, 100], limits: [10, 200], threshold: [0, 95], discard: [0, 0.99], residual: [0, 1], // numbers between
+  frame: "whole", layer: "whole", patch: "whole", tour: "whole",
+  head: /^(mean|\d{1,4})$/, direction: /^(reads|read_by)$/, heads: /^(mean|min|max)$/, basis: /^(image|samples)$/,
+  ramp: /^(magma|viridis|grey)$/, of: /^(shares|values)$/, measure: /^(correlation|overlap|distance)$/,
+  metric: /^(deletion|insertion|token_deletion)$/, one: /^\d+\.\d+$/, other: /^\d+\.\d+$/,
+};
+
 const NAMED = { model: true, image: true }; // always in the address
 
 export const state = { ...PLAIN, ...FIRST };
 const listeners = [];
 let kept = null;
+
+/** Where the address is kept: in that of the browser, unless a notebook or a saved page has another place. */
+let keeper = {
+  read: () => location.hash,
+  write: (hash, how) => history[how](null, "", hash || location.pathname + location.search),
+  onBack: (heard) => addEventListener("popstate", heard),
+};
+export const keepIn = (other) => (keeper = other);
 
 /** The model, the photo and the methods where an address names none. */
 export function settle(given, methods) {
@@ -61,7 +83,7 @@ function put(how) {
   const hash = address();
   if (hash === kept) return;
   kept = hash;
-  history[how](null, "", hash || location.pathname + location.search);
+  keeper.write(hash, how);
 }
 
 export function address() {
@@ -91,9 +113,19 @@ function parsed(text) {
 
 function readMethod(text) {
   const [name, ...pairs] = text.split(";");
-  const options = pairs.map((pair) => pair.split(/=(.*)/s)).map(([key, value]) => [key, parsed(value ?? "")]);
+  const options = pairs.map((pair) => pair.split(/=(.*)/s)).filter(([key]) => key).map(([key, value]) => [key, parsed(value ?? "")]);
   return { name, options: Object.fromEntries(options) };
 }
+
+function allowed(key, text, value) {
+  const rule = ALLOWED[key];
+  if (rule === "whole") return /^-?\d{1,9}$/.test(text) && (key !== "patch" || value >= 0);
+  if (Array.isArray(rule)) return text !== "" && value >= rule[0] && value <= rule[1];
+  return !rule || rule.test(text);
+}
+
+/** Each method once. */
+export const different = (methods) => [...new Map(methods.map((one) => [written(one), one])).values()];
 
 /** What an address says; everything that it does not say is as at first. */
 function read(hash) {
@@ -102,18 +134,19 @@ function read(hash) {
   for (const [key, plain] of Object.entries(PLAIN)) {
     const text = told.get(key);
     if (text === null) continue;
-    const number = Number(text);
-    if (typeof plain === "number" || key === "patch") found[key] = Number.isFinite(number) ? number : plain;
-    else found[key] = typeof plain === "boolean" ? text === "true" : text;
+    const value = typeof plain === "boolean" ? text === "true" : typeof plain === "string" ? text : Number(text);
+    found[key] = allowed(key, text, value) ? value : plain;
   }
-  if (told.has("method")) found.methods = told.getAll("method").map(readMethod);
-  if (told.has("target")) found.targets = [...new Set(told.getAll("target"))];
+  const methods = told.getAll("method").map(readMethod).filter(({ name }) => name);
+  const targets = told.getAll("target").filter(Boolean);
+  if (methods.length) found.methods = different(methods);
+  if (targets.length) found.targets = [...new Set(targets)];
   return found;
 }
 
 function load() {
-  kept = location.hash;
-  const found = read(location.hash);
+  kept = keeper.read();
+  const found = read(kept);
   const changed = Object.keys(found).filter((key) => !same(state[key], found[key]));
   Object.assign(state, found);
   return new Set(changed);
@@ -124,8 +157,8 @@ let turn = 0;
 /** Read the address now, and again whenever the reader goes back or forward; `mend()` then gives what must change. */
 export function begin(mend) {
   load();
-  addEventListener("popstate", async () => {
-    if (location.hash === kept) return;
+  keeper.onBack(async () => {
+    if (keeper.read() === kept) return;
     const changed = load();
     const mine = ++turn;
     const change = await mend();

@@ -1,10 +1,12 @@
 // The bottom strip: how maps are drawn, and taking them away.
 
+import { menu } from "./menu.js";
+import { shared } from "./share.js";
 import { set, state } from "./state.js";
-import { button, byId, choice, el, segments, slider, toast, toggle } from "./ui.js";
+import { byId, choice, el, segments, slider, toggle } from "./ui.js";
 
 const quietly = (key) => (value) => set({ [key]: value }, true);
-const actions = el("div.actions", { role: "group", "aria-label": "Export" });
+const actions = menu("Export", "export");
 let controls = {};
 
 export function begin() {
@@ -19,14 +21,11 @@ export function begin() {
   };
   controls.ramp.title = "Colours of unsigned maps; signed maps are orange and blue, controls are grey";
   controls.same.title = "One colour scale for all maps of a method";
-  byId("strip").append(el("div.controls", ...Object.values(controls)), actions);
+  byId("strip").append(el("div.controls", ...Object.values(controls)), actions.node);
 }
 
-/** What can be taken away from a tab: {id, label, title, run}. */
-export function offer(exports) {
-  const safely = (run) => () => Promise.resolve(run()).catch((error) => toast(error.message));
-  actions.replaceChildren(...exports.map(({ id, label, title, run }) => button(label, safely(run), { id, title })));
-}
+/** What can be taken away from a tab, a list of {id, label, title, run}, and from all of them. */
+export const offer = (exports) => actions.offer([...exports, ...shared].flat());
 
 export function show() {
   for (const [key, control] of Object.entries(controls)) control.show(state[key]);

@@ -155,10 +155,16 @@ export function toast(text) {
   leaving = setTimeout(() => (node.hidden = true), 4000);
 }
 
+const ENDS = { done: "Done.", cancelled: "Cancelled.", failed: "It failed." };
+const queued = ({ place, seconds_left: left }) =>
+  `${place} ahead in the queue${left ? `, about ${seconds(left)} to wait` : ""}`;
+
 let current = null; // the bar whose job runs: a page has one job at a time
 
 /** End the job of this page, whatever it is: the question is no longer asked. */
 export const leave = () => current?.leave();
+/** End it unless it is that of one of these panels. */
+export const leaveOthers = (panels) => panels.includes(current?.closest("section")?.id) || leave();
 
 /** A bar with what is done and what is left; it comes after 300 ms and has a button that ends the work. */
 export function progress() {
@@ -184,13 +190,19 @@ export function progress() {
     tell = heard;
     words.textContent = "waiting for the server …";
     bar.value = 0;
-    timer = setTimeout(() => (node.hidden = false), 300);
+    timer = setTimeout(() => {
+      node.hidden = false;
+      announce("The model is computing.");
+    }, 300);
     const mine = start((name, told) => {
       if (running !== mine) return;
-      if (name === "queued") words.textContent = `${told.place} ahead in the queue`;
+      if (name === "queued") words.textContent = queued(told);
       else if (name === "progress") show(told);
       else {
-        if (["done", "cancelled", "failed"].includes(name)) clear();
+        if (["done", "cancelled", "failed"].includes(name)) {
+          if (!node.hidden) announce(ENDS[name]);
+          clear();
+        }
         heard(name, told);
       }
     });
