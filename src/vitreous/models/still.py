@@ -25,10 +25,10 @@ class Still:
 
 
 @contextmanager
-def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool) -> Iterator[Still]:
-    """Hold a network in eval mode, uncompiled, for one thread; restore everything on exit.
+def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool, eager: bool = True) -> Iterator[Still]:
+    """Hold a network in eval mode, for one thread; restore everything on exit.
 
-    `wrapped`: it is inside another module, such as that of torch.compile.
+    `wrapped`: it is inside another module, such as that of torch.compile. `eager`: run it uncompiled.
     """
     with lock, ExitStack() as stack:
         names, compiled, hooked = {}, wrapped, False
@@ -47,6 +47,6 @@ def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool)
                 if own.get(flag) is True:
                     stack.callback(setattr, module, flag, True)
                     setattr(module, flag, False)
-        if compiled:
+        if compiled and eager:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield Still(names, hooked)

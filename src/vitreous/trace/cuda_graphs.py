@@ -1,21 +1,28 @@
 """CUDA graphs: a method is recorded once per shape as a graph of kernels, and replayed.
 
-For a ViT of usual size, Python takes longer to launch and observe the kernels than the GPU takes to run them. Within
-`with vitreous.replay():` the second batch of a shape is recorded and every later one is replayed without Python in
-between: the same kernels with the same results. Weights may change in place; a network whose tensors are replaced is
-recorded again. The graphs and their memory are released when the context ends.
+For a ViT of usual size, Python takes longer to launch and observe the kernels than the GPU takes to run them. So the
+third batch of a shape is recorded, and every later one is replayed without Python in between: the same kernels with the
+same results, which are compared when the graph is recorded. Weights may change in place; a network whose tensors,
+modules, hooks or plain attributes are replaced is recorded again. The graphs of a network hold at most a share of the
+free memory; the one that was not used for longest goes first. All go with the network, or by `model.forget()`.
+
+Within `with vitreous.replay():` the second batch is recorded, without a limit on memory and without looking at
+attributes and hooks; these graphs are released when the context ends. `replay(False)` records none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitreous._support.memory import budget
+from vitreous.capture.attention import near
 from vitreous.models.model import Model
 from vitreous.registry import Method
 from vitreous.trace.target import Numbered, Target
@@ -24,13 +31,19 @@ from vitreous.types import Images
 Made = tuple[Tensor, ...]
 Targets = tuple[Target, ...]
 Run = Callable[[Images, Targets], Made]
-_replays: ContextVar[Replays | None] = ContextVar("vitreous_replay", default=None)
+SHARE = 4  # graphs hold at most this part of the memory that a batch may use
+PLAIN = (bool, int, float, str, tuple, type(None))
+OWN = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has; its tensors are in the key
+_replays: ContextVar[Replays | bool] = ContextVar("vitreous_replay", default=True)
 
 
 @contextmanager
-def replay() -> Iterator[None]:
-    """Replay repeated batches of one shape as CUDA graphs within this context; has no effect on other devices."""
-    token = _replays.set(Replays())
+def replay(on: bool = True) -> Iterator[None]:
+    """Replay batches of one shape as CUDA graphs from the second on within this context, or never (`on=False`).
+
+    It has no effect on other devices.
+    """
+    token = _replays.set(Replays() if on else False)
     try:
         yield
     finally:
@@ -51,9 +64,11 @@ class Graph:
         with torch.cuda.stream(aside):
             run(self.images, asked)  # warm-up: libraries choose their kernels and allocate memory
         torch.cuda.current_stream().wait_stream(aside)
+        before = torch.cuda.memory_reserved(images.device)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
             self.made = run(self.images, asked)
+        self.bytes = torch.cuda.memory_reserved(images.device) - before + self.images.nbytes
 
     def put(self, images: Images, targets: Targets) -> None:
         self.images.copy_(images, non_blocking=True)
@@ -71,29 +86,101 @@ class Graph:
 class Replays:
     """The graphs of a context."""
 
-    def __init__(self) -> None:
-        self.graphs: dict[Any, Graph | None] = {}  # None: the shape was seen once
-        self.unrecordable: set[Any] = set()  # shapes whose runs CUDA refuses to record
+    seen_before = 1  # batches of a shape that run as usual
 
-    def __call__(self, key: Any, run: Run, images: Images, targets: Targets) -> Made:
-        if key not in self.graphs or key in self.unrecordable:
-            self.graphs[key] = None
+    def __init__(self) -> None:
+        self.graphs: dict[Hashable, Graph] = {}  # the one that was not used for longest first
+        self.times: dict[Hashable, int] = {}  # how often a key was seen
+        self.unrecordable: set[Hashable] = set()  # shapes whose runs CUDA refuses to record
+
+    def __call__(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        if key in self.graphs:
+            self.graphs[key] = graph = self.graphs.pop(key)
+            return graph(images, targets)
+        self.times[key] = self.times.get(key, 0) + 1
+        if key in self.unrecordable or self.times[key] <= self.seen_before:
             return run(images, targets)
-        graph = self.graphs[key]
-        if graph is None:
-            try:
-                graph = self.graphs[key] = Graph(run, images, targets)
-            except RuntimeError:  # a copy from the CPU within the run, for example
-                self.unrecordable.add(key)
-                return run(images, targets)
+        return self.record(key, run, images, targets)
+
+    def record(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        """Record a run; returns its result."""
+        try:
+            graph = self.graphs[key] = Graph(run, images, targets)
+        except RuntimeError:  # a copy from the CPU within the run, for example, or too little memory
+            self.unrecordable.add(key)
+            return run(images, targets)
         return graph(images, targets)
 
 
-def replays(method: Method, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
-    """The graphs of the current context, if the method can be replayed."""
+class Automatic(Replays):
+    """The graphs of a network, recorded without being asked for: compared once, and limited in memory."""
+
+    seen_before = 2
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.lock = model.facts.lock
+
+    def __call__(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        with self.lock:
+            return super().__call__(key, run, images, targets)
+
+    def record(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        plain, found = run(images, targets), super().record(key, run, images, targets)
+        if key in self.graphs and not all(map(near, found, plain)):
+            del self.graphs[key]
+            self.unrecordable.add(key)
+        self.forget(budget(images.device) // SHARE)
+        return plain
+
+    def forget(self, limit: int) -> None:
+        """Release graphs, the one that was not used for longest first, until the rest holds less than this."""
+        while self.graphs and sum(graph.bytes for graph in self.graphs.values()) > limit:
+            key = next(iter(self.graphs))
+            del self.graphs[key]
+            self.unrecordable.add(key)  # else it would be recorded again and again
+
+
+def replays(
+    model: Model, method: Method, values: dict[str, Any], images: Images, *targets: Target
+) -> tuple[Replays, Hashable] | None:
+    """The graphs in which this run is looked up, with its key; None if it cannot be replayed."""
     found = _replays.get()
     asked = all(target.replay_key is not None for target in targets)
-    return found if asked and images.is_cuda and method.can_replay(values) else None
+    if found is False or not (asked and images.is_cuda and method.can_replay(values)):
+        return None
+    key = key_of(method.name, values, model, images, *targets)
+    if isinstance(found, Replays):
+        return found, key
+    state = state_of(model)
+    if state is None:
+        return None
+    by_model: WeakKeyDictionary[Model, Automatic] = model.facts.find("CUDA graphs", WeakKeyDictionary)
+    own = by_model.setdefault(model, Automatic(model))
+    return own, (key, state, torch.cuda.current_stream(images.device).cuda_stream)
+
+
+def state_of(model: Model) -> Hashable | None:
+    """Everything of a network that Python code may depend on: its modules and their attributes, and torch's settings.
+
+    None if someone has hooked into it: a replay would not call the hooks.
+    """
+    with model.still() as still:
+        if still.hooked:
+            return None
+    told: list[Any] = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    told += [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+    told += [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()]
+    configs: dict[int, Any] = {}
+    for module in model.module.modules():
+        own = module.__dict__
+        told += [id(module), *map(id, own["_modules"].values())]
+        told += [value if isinstance(value, PLAIN) else id(value) for name, value in own.items() if name not in OWN]
+        if "config" in own:
+            configs[id(own["config"])] = own["config"]
+    for config in configs.values():
+        told.append(repr(sorted(getattr(config, "__dict__", {}).items())))
+    return hash(tuple(map(repr, told)))
 
 
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:

@@ -266,6 +266,7 @@ class Batch:
         self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
         self.surgery: Callable[[Run], Run] | None = None  # changes every run: what a part of the network gives
+        self.compiled = False  # whether runs to the output may be compiled (compiled.py)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near, widen
 from vitreous.errors import ModelError, OptionError, Unsupported
+from vitreous.trace.compiled import run_compiled, scored_by_output
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, one_gone, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
@@ -98,19 +99,23 @@ def scores_each(
     """
     size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
     kept = trace.ends if ends is None else ends
-    if key is None or (key not in kept and not has_room(trace, len(rows), ends or {})):
-        return torch.cat(
-            in_batches(lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what)
-        )
-    if key not in kept:
-        parts = in_batches(lambda part: ends_of(run(part)), len(rows), size, what)
-        kept[key] = tuple(torch.cat(part) for part in zip(*parts))
-    return widen(target.of_rows(rows)(*kept[key]))
+    with scored_by_output(trace, target) as compiled:
+        key = key if key is None or not compiled else (key, "compiled")  # without embeddings
+        if key is None or (key not in kept and not has_room(trace, len(rows), ends or {})):
+            return torch.cat(
+                in_batches(
+                    lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what
+                )
+            )
+        if key not in kept:
+            parts = in_batches(lambda part: ends_of(run(part))[: 1 if compiled else 2], len(rows), size, what)
+            kept[key] = tuple(torch.cat(part) for part in zip(*parts))
+    return widen(target.of_rows(rows)(kept[key][0], kept[key][-1]))
 
 
 def has_room(trace: Trace, variants: int, ends: Ends) -> bool:
     """Whether the outputs of so many variants can be kept beside these."""
-    held = sum(output.numel() for output, _ in ends.values())
+    held = sum(output.numel() for output, *_ in ends.values())
     return held + variants * (trace.model.outputs or 0) <= MOST_KEPT
 
 
@@ -137,6 +142,8 @@ def lean_run(
     trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, *, rows: Sequence[int]
 ) -> Finished:
     """Run variants (or what `enter` makes of their tokens) of the images `rows`, some tokens masked everywhere."""
+    if gone is None and enter is None and (found := run_compiled(trace, images, rows)) is not None:
+        return found
     how = trace.least(Run.to_output(), proven=gone is None).of(rows)
     if gone is not None and how.narrow is not None:
         how = how.narrowed(Narrow())  # keys can only be masked in an attention that is not folded

@@ -43,7 +43,9 @@ def scores_hidden(
 
     @cache
     def hide() -> Hide:
-        return hide_tokens(trace, cover) if known(trace, LOCAL, lambda: is_local(trace)) else hide_pixels(trace, cover)
+        if trace.compiled or not known(trace, LOCAL, lambda: is_local(trace)):
+            return hide_pixels(trace, cover)
+        return hide_tokens(trace, cover)
 
     return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key, ends=ends)
 
