@@ -14,7 +14,7 @@ from machine import ROUNDING
 import vitreous
 from vitreous import Model
 from vitreous.registry import METHODS
-from vitreous.trace.cuda_graphs import Automatic, Replays, key_of, replays, state_of
+from vitreous.trace.cuda_graphs import Limited, Replays, key_of, replays, state_of
 from vitreous.trace.target import Class, Contrast, Numbered, Target, Top
 
 QUIET = [one.name for one in METHODS.values() if one.replays]
@@ -38,8 +38,9 @@ class Card(torch.Tensor):
 def test_what_may_be_replayed() -> None:
     model, images = zoo.model("timm ViT"), torch.zeros(2, 3, 8, 8).as_subclass(Card)
     usual = METHODS["rollout"].check({})
-    with vitreous.replay(False):
-        assert replays(model, METHODS["rollout"], usual, images, Top(1)) is None
+    assert replays(model, METHODS["rollout"], usual, images, Top(1)) is None, "only within the context"
+    with pytest.raises(vitreous.OptionError, match="'all' or 'limited'"), vitreous.replay("some"):  # type: ignore[arg-type]
+        pass
     with vitreous.replay():
         assert replays(model, METHODS["rollout"], usual, images, Top(1)) is not None
         assert replays(model, METHODS["cdam"], METHODS["cdam"].check({}), images, Class((1, 2))) is not None
@@ -148,16 +149,16 @@ class Taped:
     bytes = 100
     wrong = 0.0
 
-    def __init__(self, run: Any, images: torch.Tensor, targets: Any) -> None:
+    def __init__(self, run: Any, images: torch.Tensor, targets: Any, errors: str) -> None:
         self.run = run
 
     def __call__(self, images: torch.Tensor, targets: Any) -> tuple[torch.Tensor, ...]:
         return tuple(one + self.wrong for one in self.run(images, targets))
 
 
-def test_the_third_batch_is_recorded_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_third_batch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", Taped)
-    found, images = Automatic(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
+    found, images = Limited(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
     for count in range(4):
         (made,) = found("key", lambda x, _: (x + 1,), images, (Class(1),))
         assert torch.equal(made, images + 1)
@@ -167,7 +168,7 @@ def test_the_third_batch_is_recorded_without_asking(monkeypatch: pytest.MonkeyPa
 def test_a_graph_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", Taped)
     monkeypatch.setattr(Taped, "wrong", 0.1)
-    found, images = Automatic(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
+    found, images = Limited(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
     for _ in range(4):
         assert torch.equal(found("key", lambda x, _: (x + 1,), images, (Class(1),))[0], images + 1)
     assert not found.graphs and found.unrecordable == {"key"}
@@ -176,7 +177,7 @@ def test_a_graph_that_gives_something_else_is_not_used(monkeypatch: pytest.Monke
 def test_graphs_are_limited_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was not used for longest goes, and is not recorded again."""
     monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", Taped)
-    found, images = Automatic(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
+    found, images = Limited(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
     with vitreous.limit_memory(4 * 250):
         for key in "aaabbbacccc":
             found(key, lambda x, _: (x + 1,), images, (Class(1),))
@@ -202,23 +203,21 @@ def test_a_graph_belongs_to_what_python_reads_of_a_network() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", QUIET)
-def test_maps_are_the_same_with_and_without_graphs(method: str) -> None:
+def test_limited_graphs_give_the_same_maps(method: str) -> None:
     model = Model(copy.deepcopy(zoo.network("timm ViT")).cuda())
     images = [torch.randn(3, 3, 64, 64, device="cuda") for _ in range(5)]
-    with vitreous.replay(False):
-        plain = [vitreous.explain(model, x, method, 1).map for x in images]
-    found = [vitreous.explain(model, x, method, 1).map for x in images]
-    for one, other in zip(found, plain, strict=True):
-        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
-    if METHODS[method].can_replay(METHODS[method].check({})):
-        kept, _ = replays(model, METHODS[method], METHODS[method].check({}), images[0], Class(1)) or (None, None)
-        assert kept is not None and len(kept.graphs) == 1 and not kept.unrecordable
-    net, scale = model.module, 0.5
-    for block in net.blocks:
-        block.attn.scale *= scale
-    changed = vitreous.explain(model, images[0], method, 1).map
-    with vitreous.replay(False):
-        again = vitreous.explain(model, images[0], method, 1).map
+    plain = [vitreous.explain(model, x, method, 1).map for x in images]
+    with vitreous.replay("limited"):
+        found = [vitreous.explain(model, x, method, 1).map for x in images]
+        for one, other in zip(found, plain, strict=True):
+            assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+        if METHODS[method].can_replay(METHODS[method].check({})):
+            kept, _ = replays(model, METHODS[method], METHODS[method].check({}), images[0], Class(1)) or (None, None)
+            assert kept is not None and len(kept.graphs) == 1 and not kept.unrecordable
+        for block in model.module.blocks:
+            block.attn.scale *= 0.5
+        changed = vitreous.explain(model, images[0], method, 1).map
+    again = vitreous.explain(model, images[0], method, 1).map
     assert (changed - again).abs().max() <= 1e-4 * again.abs().max(), "not a replay of what it was"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from vitreous.models.detected import Detections, describe
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
 from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
-from vitreous.models.kinds_of_module import is_compiled, is_int8
+from vitreous.models.kinds_of_module import is_int8, unwrap
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
@@ -72,6 +72,7 @@ class Model:
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
         self.net, self.module = net, unwrap(net)
+        self._called = self.module  # what a run calls
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -284,15 +285,13 @@ class Model:
         self._layouts.clear()
         return True
 
-    def run(
-        self, images: Images, given: Given | None = None, *, compiled: bool = False
-    ) -> Float[Tensor, "rows *outputs"]:
+    def run(self, images: Images, given: Given | None = None) -> Float[Tensor, "rows *outputs"]:
         """One forward pass; the scores or the embedding of each image, laid out in the `form` of the model.
 
-        `given`: what else each row gets, by name. `compiled`: as the user compiled it, if it does not hold still.
+        `given`: what else each row gets, by name.
         """
         try:
-            raw = self._call(images, given or {}, self.net if compiled else self.module)
+            raw = self._call(images, given or {})
             laid = lay_out(raw, self.name, self._mean, (images.shape[-2], images.shape[-1]))
             output, self.outputs, self.form = laid.values, laid.classes, laid.form
             if self.form is Form.DETECTIONS:
@@ -313,11 +312,11 @@ class Model:
         self.outputs, self._meaning = self.detections.classes, self.detections.meaning
         return output
 
-    def _call(self, images: Images, given: Given, net: nn.Module) -> Any:
+    def _call(self, images: Images, given: Given) -> Any:
         images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
         if given or self.arguments.kind:
-            return self.arguments.call(self._forward or net, images, given)
-        return self._forward(images) if self._forward is not None else self.library.run(net, images)
+            return self.arguments.call(self._forward or self._called, images, given)
+        return self._forward(images) if self._forward is not None else self.library.run(self._called, images)
 
     def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
@@ -334,19 +333,16 @@ class Model:
         """Whether its weights are of a kind that gradients pass through: not int8."""
         return not self.facts.find("int8", lambda: is_int8(self.module))
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the user compiled the network, or modules of it, with torch.compile."""
-        return any(is_compiled(module) for module in self.net.modules())
+    def still(self) -> AbstractContextManager[Still]:
+        """Hold the network in eval mode, uncompiled, for one thread; restore everything on exit."""
+        return hold_still(self.module, self.facts.lock, wrapped=self.net is not self.module)
 
-    def still(self, *, compiled: bool = False) -> AbstractContextManager[Still]:
-        """Hold the network in eval mode, uncompiled unless `compiled`, for one thread; restore everything on exit."""
-        return hold_still(self.module, self.facts.lock, wrapped=self.net is not self.module, eager=not compiled)
-
-
-def unwrap(net: nn.Module) -> nn.Module:
-    """The network inside torch.compile and DataParallel."""
-    inner = getattr(net, "_orig_mod", None)
-    if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = net.module
-    return net if inner is None else unwrap(inner)
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Hold the network in eval mode, and run it as the user compiled it."""
+        with hold_still(self.module, self.facts.lock, wrapped=False, eager=False):
+            self._called = self.net
+            try:
+                yield
+            finally:
+                self._called = self.module

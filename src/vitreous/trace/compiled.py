@@ -15,8 +15,9 @@ import torch
 
 from vitreous.capture.attention import near
 from vitreous.errors import ModelError
+from vitreous.models.kinds_of_module import is_compiled
 from vitreous.trace.run import NO_LAYER, Batch, Finished, Run
-from vitreous.trace.target import Target
+from vitreous.trace.target import Class, Contrast, Each, Graded, Neuron, Numbered, Target, Top
 from vitreous.types import Images
 
 AGREES = "does it give the same if compiled?"
@@ -25,13 +26,27 @@ AGREES = "does it give the same if compiled?"
 @contextmanager
 def scored_by_output(trace: Batch, target: Target) -> Iterator[bool]:
     """Within it, runs of this trace may be compiled; whether they are, for a target that reads the output only."""
-    able = trace.model.is_compiled and not (target.reads_embedding or trace.inputs or trace.layout.alone)
-    able = able and trace.surgery is None and trace.facts.get(AGREES) is not False
+    usual = reads_output(target) and trace.surgery is None and not (trace.inputs or trace.layout.alone)
+    able = usual and trace.facts.get(AGREES) is not False and any(map(is_compiled, trace.model.net.modules()))
     before, trace.compiled = trace.compiled, able
     try:
         yield able
     finally:
         trace.compiled = before
+
+
+def reads_output(target: Target) -> bool:
+    """Whether the target is a function of the output alone; a compiled run does not show the embedding."""
+    match target:
+        case Class() | Numbered() | Top() | Neuron():
+            return True
+        case Graded(target=inner):
+            return reads_output(inner)
+        case Contrast(one=one, other=other):
+            return reads_output(one) and reads_output(other)
+        case Each(targets=targets):
+            return all(map(reads_output, targets))
+    return False
 
 
 def run_compiled(trace: Batch, images: Images, rows: Sequence[int]) -> Finished | None:
@@ -42,8 +57,8 @@ def run_compiled(trace: Batch, images: Images, rows: Sequence[int]) -> Finished 
     kind = torch.get_autocast_dtype(device)
     try:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, kind, trace.autocast):
-            with model.still(compiled=True):
-                output = model.run(images, compiled=True)
+            with model.compiled():
+                output = model.run(images)
     except ModelError:  # it does not compile on this machine, or fails by itself, which the plain run will tell
         trace.facts.note(AGREES, False)
         return None

@@ -1,13 +1,14 @@
 """CUDA graphs: a method is recorded once per shape as a graph of kernels, and replayed.
 
-For a ViT of usual size, Python takes longer to launch and observe the kernels than the GPU takes to run them. So the
-third batch of a shape is recorded, and every later one is replayed without Python in between: the same kernels with the
-same results, which are compared when the graph is recorded. Weights may change in place; a network whose tensors,
-modules, hooks or plain attributes are replaced is recorded again. The graphs of a network hold at most a share of the
-free memory; the one that was not used for longest goes first. All go with the network, or by `model.forget()`.
+For a ViT of usual size, Python takes longer to launch and observe the kernels than the GPU takes to run them. Within
+`with vitreous.replay():` the second batch of a shape is recorded and every later one is replayed without Python in
+between: the same kernels with the same results. Weights may change in place; a network whose tensors are replaced is
+recorded again. The graphs and their memory are released when the context ends.
 
-Within `with vitreous.replay():` the second batch is recorded, without a limit on memory and without looking at
-attributes and hooks; these graphs are released when the context ends. `replay(False)` records none.
+`replay("limited")` is meant for programs that do not know what they will run. The third batch is recorded and its
+result compared, hooks and every attribute that Python code may read belong to the key, and the graphs of a network hold
+at most a share of the free memory: the one that was not used for longest goes first. They go with the network, or by
+`model.forget()`. It was not yet measured on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from vitreous._support.memory import budget
 from vitreous.capture.attention import near
+from vitreous.errors import OptionError
 from vitreous.models.model import Model
 from vitreous.registry import Method
 from vitreous.trace.target import Numbered, Target
@@ -34,16 +36,18 @@ Run = Callable[[Images, Targets], Made]
 SHARE = 4  # graphs hold at most this part of the memory that a batch may use
 PLAIN = (bool, int, float, str, tuple, type(None))
 OWN = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has; its tensors are in the key
-_replays: ContextVar[Replays | bool] = ContextVar("vitreous_replay", default=True)
+_replays: ContextVar[Replays | Literal["limited"] | None] = ContextVar("vitreous_replay", default=None)
 
 
 @contextmanager
-def replay(on: bool = True) -> Iterator[None]:
-    """Replay batches of one shape as CUDA graphs from the second on within this context, or never (`on=False`).
+def replay(how: Literal["all", "limited"] = "all") -> Iterator[None]:
+    """Replay repeated batches of one shape as CUDA graphs within this context; has no effect on other devices.
 
-    It has no effect on other devices.
+    `limited`: from the third batch on, within a limit of memory, for a network that may change in any way.
     """
-    token = _replays.set(Replays() if on else False)
+    if how not in ("all", "limited"):
+        raise OptionError(f"replay takes 'all' or 'limited', not {how!r}")
+    token = _replays.set(Replays() if how == "all" else "limited")
     try:
         yield
     finally:
@@ -51,9 +55,12 @@ def replay(on: bool = True) -> Iterator[None]:
 
 
 class Graph:
-    """The CUDA graph of one method for one shape and one or more targets."""
+    """The CUDA graph of one method for one shape and one or more targets.
 
-    def __init__(self, run: Run, images: Images, targets: Targets) -> None:
+    `errors`: "global" forbids other threads to allocate memory meanwhile, "thread_local" does not.
+    """
+
+    def __init__(self, run: Run, images: Images, targets: Targets, errors: str = "global") -> None:
         self.images = images.clone()
         self.index = torch.zeros(len(targets), len(images), dtype=torch.long, device=images.device)
         numbered = [one.class_numbers(len(images)) is not None for one in targets]
@@ -66,7 +73,7 @@ class Graph:
         torch.cuda.current_stream().wait_stream(aside)
         before = torch.cuda.memory_reserved(images.device)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
+        with torch.cuda.graph(self.graph, capture_error_mode=errors):
             self.made = run(self.images, asked)
         self.bytes = torch.cuda.memory_reserved(images.device) - before + self.images.nbytes
 
@@ -87,6 +94,7 @@ class Replays:
     """The graphs of a context."""
 
     seen_before = 1  # batches of a shape that run as usual
+    errors = "global"
 
     def __init__(self) -> None:
         self.graphs: dict[Hashable, Graph] = {}  # the one that was not used for longest first
@@ -105,17 +113,18 @@ class Replays:
     def record(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
         """Record a run; returns its result."""
         try:
-            graph = self.graphs[key] = Graph(run, images, targets)
+            graph = self.graphs[key] = Graph(run, images, targets, self.errors)
         except RuntimeError:  # a copy from the CPU within the run, for example, or too little memory
             self.unrecordable.add(key)
             return run(images, targets)
         return graph(images, targets)
 
 
-class Automatic(Replays):
-    """The graphs of a network, recorded without being asked for: compared once, and limited in memory."""
+class Limited(Replays):
+    """The graphs of a network that may change, in a program with other threads: compared once, limited in memory."""
 
     seen_before = 2
+    errors = "thread_local"
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -147,7 +156,7 @@ def replays(
     """The graphs in which this run is looked up, with its key; None if it cannot be replayed."""
     found = _replays.get()
     asked = all(target.replay_key is not None for target in targets)
-    if found is False or not (asked and images.is_cuda and method.can_replay(values)):
+    if found is None or not (asked and images.is_cuda and method.can_replay(values)):
         return None
     key = key_of(method.name, values, model, images, *targets)
     if isinstance(found, Replays):
@@ -155,8 +164,8 @@ def replays(
     state = state_of(model)
     if state is None:
         return None
-    by_model: WeakKeyDictionary[Model, Automatic] = model.facts.find("CUDA graphs", WeakKeyDictionary)
-    own = by_model.setdefault(model, Automatic(model))
+    by_model: WeakKeyDictionary[Model, Limited] = model.facts.find("CUDA graphs", WeakKeyDictionary)
+    own = by_model.setdefault(model, Limited(model))
     return own, (key, state, torch.cuda.current_stream(images.device).cuda_stream)
 
 
@@ -170,7 +179,7 @@ def state_of(model: Model) -> Hashable | None:
             return None
     told: list[Any] = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
     told += [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
-    told += [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()]
+    told += [torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()]
     configs: dict[int, Any] = {}
     for module in model.module.modules():
         own = module.__dict__

@@ -40,11 +40,6 @@ class Target(ABC):
         return False
 
     @property
-    def reads_embedding(self) -> bool:
-        """Whether the target may depend on the embedding before the classifier, not on the output alone."""
-        return True
-
-    @property
     def varies(self) -> bool:
         """Whether the class depends on the image until the target is fixed."""
         return False
@@ -122,7 +117,6 @@ class Class(Target):
 
     index: int | tuple[int, ...]
     names_classes = one_class = True
-    reads_embedding = False
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         if isinstance(self.index, int):
@@ -172,7 +166,6 @@ class Numbered(Target):
 
     index: Tensor  # [B] or [1]
     names_classes = one_class = True
-    reads_embedding = False
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return output.gather(1, self.index.expand(len(output))[:, None])[:, 0]
@@ -187,7 +180,6 @@ class Top(Target):
 
     rank: int = 1
     names_classes = one_class = varies = True
-    reads_embedding = False
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return output.gather(1, output.detach().topk(self.rank, -1).indices[:, -1:])[:, 0]
@@ -230,10 +222,6 @@ class Contrast(Target):
         return self.one.names_classes or self.other.names_classes
 
     @property
-    def reads_embedding(self) -> bool:
-        return self.one.reads_embedding or self.other.reads_embedding
-
-    @property
     def varies(self) -> bool:
         return self.one.varies or self.other.varies
 
@@ -273,7 +261,6 @@ class Neuron(Target):
     """One element of the output, whatever it means."""
 
     index: int
-    reads_embedding = False
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return output[:, self.index]
@@ -301,10 +288,6 @@ class Each(Target):
     @property
     def names_classes(self) -> bool:
         return any(target.names_classes for target in self.targets)
-
-    @property
-    def reads_embedding(self) -> bool:
-        return any(target.reads_embedding for target in self.targets)
 
     @property
     def varies(self) -> bool:
@@ -339,10 +322,6 @@ class Graded(Target):
 
     target: Target
     scale: Callable[[Output], Output]
-
-    @property
-    def reads_embedding(self) -> bool:
-        return self.target.reads_embedding
 
     def __call__(self, output: Output, embedding: Tensor) -> Scores:
         return self.target(along_classes(self.scale, output), embedding)

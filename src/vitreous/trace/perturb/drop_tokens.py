@@ -11,23 +11,21 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
-from vitreous.capture.attention import near, widen
+from vitreous.capture.attention import near
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.trace.compiled import run_compiled, scored_by_output
+from vitreous.trace.compiled import run_compiled
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, one_gone, repeated
+from vitreous.trace.perturb.variant_scores import VariantScores, ends_of, scores_each
 from vitreous.trace.run import Edit, Finished, Narrow, Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
-VariantScores = Float[Tensor, "V"]
-Ends = dict[Hashable, tuple[Tensor, ...]]  # outputs and embeddings of variants, by what was changed
-MOST_KEPT = 2**25  # numbers in the cached outputs of all variants of a trace
 WORKS = "can tokens be left out?"
 CUTS = "can tokens be cut out of the sequence?"
 LEAVES = "can a token be cut out behind the first block?"
@@ -80,48 +78,6 @@ def ends_keeping(trace: Trace, rows: Sequence[int], keep: Kept) -> tuple[Tensor,
     size = batch_size(int((count / trace.layout.tokens if cut else 1.0) * trace.layout.footprint[0]), keep.device)
     parts = in_batches(lambda part: ends_of(run_keeping(trace, rows[part], keep[part], cut)), len(rows), size)
     return tuple(torch.cat(part) for part in zip(*parts))
-
-
-def scores_each(
-    trace: Trace,
-    target: Target,
-    rows: Sequence[int],
-    run: Callable[[slice], Finished],
-    what: str | None = None,
-    share: float = 1.0,
-    key: Hashable | None = None,
-    ends: Ends | None = None,
-) -> VariantScores:
-    """Scores of variants, computed in slices; variant i belongs to image `rows[i]` and takes this share of its memory.
-
-    `key` identifies the variants within `ends`, so that other targets can reuse their outputs; default: those of the
-    trace.
-    """
-    size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
-    kept = trace.ends if ends is None else ends
-    with scored_by_output(trace, target) as compiled:
-        key = key if key is None or not compiled else (key, "compiled")  # without embeddings
-        if key is None or (key not in kept and not has_room(trace, len(rows), ends or {})):
-            return torch.cat(
-                in_batches(
-                    lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what
-                )
-            )
-        if key not in kept:
-            parts = in_batches(lambda part: ends_of(run(part))[: 1 if compiled else 2], len(rows), size, what)
-            kept[key] = tuple(torch.cat(part) for part in zip(*parts))
-    return widen(target.of_rows(rows)(kept[key][0], kept[key][-1]))
-
-
-def has_room(trace: Trace, variants: int, ends: Ends) -> bool:
-    """Whether the outputs of so many variants can be kept beside these."""
-    held = sum(output.numel() for output, *_ in ends.values())
-    return held + variants * (trace.model.outputs or 0) <= MOST_KEPT
-
-
-def ends_of(run: Finished) -> tuple[Tensor, Tensor]:
-    """The output and the embedding, from which scores are computed."""
-    return run.output.detach(), run.embedding.detach()
 
 
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:

@@ -18,7 +18,8 @@ from vitreous.capture.attention import near
 from vitreous.capture.capture import Enough
 from vitreous.errors import ModelError
 from vitreous.trace.last_block import known
-from vitreous.trace.perturb.drop_tokens import Ends, VariantScores, lean_run, scores_each
+from vitreous.trace.perturb.drop_tokens import lean_run
+from vitreous.trace.perturb.variant_scores import Ends, VariantScores, scores_each
 from vitreous.trace.run import Finished, Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
