@@ -128,7 +128,8 @@ def explain_all(
         views = Views.of(listed[part], wrapped, part.start)
         return attributed(Trace(wrapped, listed[part], travelling.part(part)), chosen, views)
 
-    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed, travelling)
+    alone = len(listed) == 1 or (declared is not None and declared.alone)
+    size = 1 if alone else images_at_once(wrapped, listed, travelling)
     about = "images" if declared is None else f"{declared.name}, images"
     parts = in_batches(run, len(listed), min(size, len(listed)), about)
     warn_of(instead)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +152,10 @@ class Model:
         return self._like().dtype
 
     def _like(self) -> Tensor:
-        tensors = chain(self.module.parameters(), self.module.buffers())
-        return next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
+        kinds = ("_parameters", "_buffers")  # asked directly: this is part of every run
+        tensors = (t for kind in kinds for module in self.module.modules() for t in module.__dict__[kind].values())
+        found = next((t for t in tensors if t is not None and t.is_floating_point()), None)
+        return torch.zeros(()) if found is None else found
 
     @property
     def layout(self) -> Layout:
@@ -244,7 +245,7 @@ class Model:
     def prepare(self, images: Any) -> Images:
         """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
-            return self._checked(images).detach().to(self.device, self.dtype)
+            return self._checked(images).detach().to(self._like())
         images = images.cpu().numpy() if isinstance(images, Tensor) else images
         if self.frames is not None:
             return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
