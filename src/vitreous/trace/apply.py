@@ -266,7 +266,7 @@ def computed(
     asked = trace.model.form in (Form.DETECTIONS, Form.WORDS)
     if asked and declared.attention and trace.queries is None:
         return at_queries(trace, declared, targets, values)
-    several = len(targets) > 1 and declared.takes_several(values)
+    several = len(targets) > 1 and trace.shared is None and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
         device, one = own.images.device.type, partial(declared.run, own, **values)
