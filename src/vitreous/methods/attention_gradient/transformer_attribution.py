@@ -144,7 +144,7 @@ def relevances(trace: Trace, target: Target, start_layer: int = 0, precision: Pr
         with chefer.carrying_relevance():
             parts = torch.autograd.grad(ends, nodes, starts, retain_graph=True, allow_unused=True)
         found = [one if part is None else one.add_(part, alpha=sign) for one, part in zip(found, parts)]
-    warn_of(rules, trace.model.module, trace.model.name)
+    warn_of(rules, trace.facts, trace.model.name)
     seen = [taken(layer, len(begun)) for layer in layers]
     return [Layer(*each) for each in zip(layers, grads, found, seen)]
 
