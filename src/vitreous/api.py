@@ -135,7 +135,8 @@ def explain_all(
         work = method, repr(values), tuple(getattr(listed, "shape", ())[1:])
         return in_shares(run, wrapped, part, work) if once else [run(part, wrapped)]
 
-    size = 1 if declared is not None and declared.alone else images_at_once(wrapped, listed, travelling)
+    alone = len(listed) == 1 or (declared is not None and declared.alone)
+    size = 1 if alone else images_at_once(wrapped, listed, travelling)
     about = "images" if declared is None else f"{declared.name}, images"
     parts = in_batches(divided, len(listed), min(size, len(listed)), about)
     warn_of(instead)

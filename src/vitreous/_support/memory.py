@@ -72,9 +72,13 @@ def free_memory(device: torch.device) -> int:
 
 @lru_cache(maxsize=8)
 def free_cuda(device: torch.device, second: int) -> int:
-    """Bytes free in the driver and in torch's cache; cached for a second, since a query takes half a millisecond."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    """Bytes free in the driver and in torch's cache, or left to this process if it may use a part of the GPU only.
+
+    Cached for a second, since a query takes half a millisecond.
+    """
+    (free, total), used = torch.cuda.mem_get_info(device), torch.cuda.memory_allocated(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)
+    return max(0, min(free + torch.cuda.memory_reserved(device) - used, int(share * total) - used))
 
 
 def free_in_group(group: Path) -> int | float:

@@ -1,0 +1,173 @@
+"""Peak memory of every method on big models, beside one plain forward and backward pass with activation checkpointing.
+
+python benchmarks/big.py                                    three models in bfloat16, as if the GPU had 24 GiB
+python benchmarks/big.py --models vit_large_patch16_384 --methods gae,rollout --seconds 60
+
+It needs a GPU. The networks have random weights and get one image. The pass that everything is compared with is timm's
+own: gradients of the pixels, weights frozen, `set_grad_checkpointing`. Ratios are given without the weights, which are
+there before any method runs, and with them. A method that is still running after `--seconds` is stopped; its peak so
+far counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from vitreous._support.memory import out_of_memory
+from vitreous.errors import VitreousError
+from vitreous.registry import METHODS
+
+MODELS = "vit_large_patch16_384,vit_giant_patch14_224,vit_giant_patch14_dinov2"
+NAMED = ("rollout", "gae", "libra_fullgrad", "attn_lrp")
+MOST = 1.3  # times the peak of the plain pass, for these
+MIB = 2**20
+
+
+class Slow(BaseException):
+    """Raised where a method has had its time."""
+
+
+def main() -> None:
+    given = parse()
+    rows = []
+    for name in given.models.split(","):
+        rows += on_model(name, given)
+        if given.json:
+            Path(given.json).write_text(json.dumps(rows, indent=1))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--methods", default=",".join((*NAMED, *(name for name in METHODS if name not in NAMED))))
+    parser.add_argument("--gib", type=float, default=24.0, help="memory that the process may use on the GPU")
+    parser.add_argument("--seconds", type=float, default=600.0, help="the most that a method may take")
+    parser.add_argument("--json", help="a file for the numbers")
+    return parser.parse_args()
+
+
+def on_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one model, printed as they are made."""
+    net, image = built(name)
+    torch.cuda.set_per_process_memory_fraction(given.gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    weights = sum(t.nbytes for t in (*net.parameters(), *net.buffers()))
+    measured(lambda: plain_pass(net, image), given.seconds)  # libraries allocate their workspaces
+    plain = measured(lambda: plain_pass(net, image), given.seconds)
+    print(f"\n## {name}, {tuple(image.shape[-2:])}, weights {weights / MIB:.0f} MiB\n", flush=True)
+    print("| run | seconds | peak without weights, MiB | ratio | ratio with weights | |\n|---|---|---|---|---|---|")
+    model = vitreous.Model(net)
+    runs: dict[str, Callable[[], object]] = {
+        "plain forward and backward, checkpointed": lambda: plain_pass(net, image),
+        "plain forward and backward": lambda: plain_pass(net, image, checkpointed=False),
+        "plain forward": lambda: forward(net, image),
+        "layout run": lambda: vitreous.Trace(model, image),
+        **{method: explaining(model, image, method) for method in given.methods.split(",")},
+    }
+    rows = []
+    for run, call in runs.items():
+        most = given.seconds if run in METHODS else 600.0
+        rows.append({"model": name, "run": run, "weights": weights, **measured(call, most)})
+        show(rows[-1], plain["peak"])
+    return rows
+
+
+def show(row: dict[str, Any], plain: int) -> None:
+    ratio, whole = row["peak"] / plain, (row["peak"] + row["weights"]) / (plain + row["weights"])
+    over = row["run"] in NAMED and ratio > MOST
+    said = row["said"] or (f"above {MOST}" if over else "")
+    numbers = f"{row['seconds']:.2f} | {row['peak'] / MIB:.0f} | {ratio:.2f} | {whole:.2f}"
+    print(f"| {row['run']} | {numbers} | {said} |", flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------- what is run
+
+
+def built(name: str) -> tuple[nn.Module, Tensor]:
+    """A network with random weights in bfloat16, made on the GPU, and an image for it."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        net = timm.create_model(name, num_classes=1000)
+    net = net.eval().requires_grad_(False).to(torch.bfloat16)
+    size = net.pretrained_cfg["input_size"]
+    return net, torch.randn(1, *size, generator=torch.Generator().manual_seed(1)).to("cuda", torch.bfloat16)
+
+
+@torch.no_grad()
+def forward(net: nn.Module, image: Tensor) -> None:
+    net(image)
+
+
+def plain_pass(net: Any, image: Tensor, checkpointed: bool = True) -> None:
+    net.set_grad_checkpointing(checkpointed)
+    try:
+        leaf = image.clone().requires_grad_()
+        torch.autograd.grad(net(leaf).amax(), leaf)
+    finally:
+        net.set_grad_checkpointing(False)
+
+
+def explaining(model: vitreous.Model, image: Tensor, method: str) -> Callable[[], object]:
+    def call() -> object:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return vitreous.explain(model, image, method=method)
+
+    return call
+
+
+# ------------------------------------------------------------------------------------------------------- measurement
+
+
+def measured(call: Callable[[], object], seconds: float) -> dict[str, Any]:
+    """Seconds, the peak of the memory above what was there before, and what went wrong."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    said, begun = "", time.perf_counter()
+    try:
+        with limited(seconds):
+            made = call()
+            torch.cuda.synchronize()
+            del made
+    except Slow:
+        said = f"stopped after {seconds:.0f} s"
+    except (VitreousError, RuntimeError) as error:
+        said = "OUT OF MEMORY" if out_of_memory(error) else f"{type(error).__name__}: {str(error)[:90]}"
+    peak = torch.cuda.max_memory_allocated() - before
+    return {"seconds": time.perf_counter() - begun, "peak": peak, "said": said}
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `Slow` in what runs longer."""
+
+    def ring(*_: Any) -> None:
+        raise Slow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+if __name__ == "__main__":
+    main()
