@@ -76,6 +76,7 @@ def run(
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
+    order = {file: number for number, file in reversed([*enumerate(found.files)])}
 
     def work(batch: Batch) -> None:
         try:
@@ -87,7 +88,7 @@ def run(
                 work([one])
 
     def explain_pictures(batch: Batch) -> None:
-        numbers = [found.files.index(file) for file, _ in batch]
+        numbers = [order[file] for file, _ in batch]
         images = [p.image if isinstance(p, Picture) else p for _, p in batch]
         trace = Trace(model, images, inputs and inputs.of_images(numbers))
         views = Views([p for _, p in batch], model.preprocess, count=model.frames)
