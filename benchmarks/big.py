@@ -2,6 +2,7 @@
 
 python benchmarks/big.py                                    three models in bfloat16, as if the GPU had 24 GiB
 python benchmarks/big.py --models vit_large_patch16_384 --methods gae,rollout --seconds 60
+python benchmarks/big.py --device cpu --width 128 --memory 1MB --methods rollout,gae,libra_fullgrad,attn_lrp
 
 On a CPU (`--device cpu`) peaks are the bytes that torch holds, and there is no limit. The networks have random weights
 and get one image. The pass that everything is compared with is timm's own: gradients of the pixels, weights frozen,
@@ -57,7 +58,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--methods", default=",".join((*NAMED, *(name for name in METHODS if name not in NAMED))))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--depth", type=int, help="only so many blocks")
+    parser.add_argument("--width", type=int, help="narrower tokens, with as wide heads: the same ratios in less time")
+    parser.add_argument(
+        "--memory", help="vitreous.limit_memory: with 1MB, blocks of narrow models keep nothing, too"
+    )
     parser.add_argument("--gib", type=float, default=24.0, help="memory that the process may use on the GPU")
     parser.add_argument("--seconds", type=float, default=600.0, help="the most that a method may take")
     parser.add_argument("--json", help="a file for the numbers")
@@ -66,7 +70,7 @@ def parse() -> argparse.Namespace:
 
 def on_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one model, printed as they are made."""
-    net, image = built(name, given.device, given.depth)
+    net, image = built(name, given.device, given.width)
     if given.device == "cuda":
         torch.cuda.set_per_process_memory_fraction(given.gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     measured = partial(measured_on, given.device)
@@ -81,7 +85,7 @@ def on_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
         "plain forward and backward": lambda: plain_pass(net, image, checkpointed=False),
         "plain forward": lambda: forward(net, image),
         "layout run": lambda: vitreous.Trace(model, image),
-        **{method: explaining(model, image, method) for method in given.methods.split(",")},
+        **{method: explaining(model, image, method, given.memory) for method in given.methods.split(",")},
     }
     rows = []
     for run, call in runs.items():
@@ -102,11 +106,15 @@ def show(row: dict[str, Any], plain: int) -> None:
 # ------------------------------------------------------------------------------------------------------- what is run
 
 
-def built(name: str, device: str, depth: int | None) -> tuple[nn.Module, Tensor]:
+def built(name: str, device: str, width: int | None) -> tuple[nn.Module, Tensor]:
     """A network with random weights in bfloat16, made on the device, and an image for it."""
     torch.manual_seed(0)
+    with torch.device("meta"):
+        usual = timm.create_model(name)
+    heads = usual.blocks[0].attn.num_heads
+    narrow = {} if width is None else {"embed_dim": width, "num_heads": width * heads // usual.embed_dim}
     with torch.device(device):
-        net = timm.create_model(name, num_classes=1000, **({} if depth is None else {"depth": depth}))
+        net = timm.create_model(name, num_classes=1000, **narrow)
     net = net.eval().requires_grad_(False).to(torch.bfloat16)
     size = net.pretrained_cfg["input_size"]
     return net, torch.randn(1, *size, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
@@ -126,9 +134,9 @@ def plain_pass(net: Any, image: Tensor, checkpointed: bool = True) -> None:
         net.set_grad_checkpointing(False)
 
 
-def explaining(model: vitreous.Model, image: Tensor, method: str) -> Callable[[], object]:
+def explaining(model: vitreous.Model, image: Tensor, method: str, limit: str | None) -> Callable[[], object]:
     def call() -> object:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), vitreous.limit_memory(limit):
             warnings.simplefilter("ignore")
             return vitreous.explain(model, image, method=method)
 
