@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
-from vitreous.types import Row, Weights
+from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]
 Edit = Callable[[Tensor], Tensor]
@@ -108,9 +108,16 @@ Visitor = Callable[[Shown], None]
 
 def shown(layer: Attention, grad: Tensor) -> Shown:
     """A layer and ∂y/∂O, as autograd returns it."""
-    every = slice(None)
-    chunks = ((every, rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
+    chunks = products(layer, layer.fold(grad))
     return Summed(chunks, layer, grad) if layer.fusible else Shown(chunks)
+
+
+def products(layer: Attention, grad: Heads) -> Chunks:
+    """A and A ⊙ ∂y/∂A, a few images at a time; only the rows that were computed."""
+    for images, part in layer.pieces():
+        for rows, a in part.chunks(layer.only):
+            along = grad[images] if layer.only is not None else grad[images, :, rows]
+            yield images, rows, a, (widen(along) @ widen(part.v).mT).mul_(a)
 
 
 def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = slice(None)) -> Row:

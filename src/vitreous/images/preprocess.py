@@ -18,6 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.precision import doubled
 from vitreous.errors import InputError, InputWarning, ModelError, ModelWarning, one_line, warn_caller
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 from vitreous.images.edges import MIDDLE, ends, refined
@@ -196,7 +197,7 @@ def unnormalised(images: Float[Tensor, "B channels Y X"], steps: Preprocess) -> 
     that would not be pixels of 8 bits had they been normalised, or if they fill 0…1 in each channel and normalised
     ones hardly can.
     """
-    values = images.double()
+    values = doubled(images)
     mean, std = (torch.tensor(tuple(c), dtype=torch.float64, device=values.device) for c in (steps.mean, steps.std))
     mean, std, high = mean[:, None, None], std[:, None, None], float(values.max())
     white = float(((1 - mean) / std).max())

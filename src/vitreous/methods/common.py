@@ -33,6 +33,11 @@ Baseline = Annotated[
 ]
 
 
+def graph_of(options: Mapping[str, Any]) -> str:
+    """The forward pass of a method that reads all layers under these rules."""
+    return "model" if options["rules"] == "plain" else "libra"
+
+
 def table_of(rules: GradientRules) -> Table | None:
     """The table of this gradient; None: plain."""
     return LIBRA if rules == "libra" else None

@@ -18,6 +18,8 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
+from vitreous._support.precision import doubled
+
 Grid = tuple[int, int]
 Span = tuple[int, int]  # first pixel, and the one behind the last
 PURE = 0.9  # how nearly a pixel must go to one token only
@@ -81,7 +83,7 @@ def owners(tokens: Tensor, images: Tensor) -> Tensor | None:
 
 def pixel_gradient(end: Tensor, images: Tensor) -> Tensor | None:
     grad = torch.autograd.grad(end, [images], retain_graph=True, allow_unused=True)[0]
-    return None if grad is None else grad.double()
+    return None if grad is None else doubled(grad)
 
 
 def rectangles(owner: Tensor, count: int) -> Places | None:
@@ -152,7 +154,7 @@ def coded_places(tokens: Tensor, fine: Grid, grids: list[Grid], size: tuple[int,
 
     None if they do not lie on one of these grids, each the fine one with its patches merged by powers of two.
     """
-    plain, even, *moved = tokens.detach().double()
+    plain, even, *moved = doubled(tokens.detach())
     change = even - plain
     energy = change.square().sum(-1)
     still = STILL.get(tokens.dtype, 0.05) * energy.max().sqrt()

@@ -159,7 +159,7 @@ def grads_under(trace: Trace, found: Ruled, target: Target, wrt: list[Tensor]) -
     """∂y with respect to each tensor of the pass; functions without a rule are named in a warning."""
     grads = gradients(trace.score(target, found.run), wrt)
     if found.rules is not None:
-        warn_of(found.rules, trace.model.module, trace.model.name)
+        warn_of(found.rules, trace.facts, trace.model.name)
     return grads
 
 
@@ -237,5 +237,5 @@ def entry_grad_ruled(trace: Trace, table: Table, target: Target, layer: int) -> 
 
     record, rules = trace.kept(f"{table.name} from layer {number}", make)
     (grad,) = gradients(trace.score(target, record), [record.entry])
-    warn_of(rules, trace.model.module, trace.model.name)
+    warn_of(rules, trace.facts, trace.model.name)
     return trace.batch_first(record.entry.detach()), trace.batch_first(grad)

@@ -16,7 +16,7 @@ from vitreous._support.memory import capturing, later
 from vitreous.capture.attention import Attention, same, widen
 from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Change, Enough, Forms
-from vitreous.capture.entries import CutAt, Unfrozen
+from vitreous.capture.entries import CutAt, NotedAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
 from vitreous.capture.recomputed import Call
 from vitreous.errors import ModelError, Unsupported
@@ -55,11 +55,12 @@ class Run:
     Run.to_last_attention()      only up to the last layer's attention
     Run.from_pixels()            differentiable from the pixels
     Run.from_layer(3)            differentiable from the tokens that enter layer 3's attention
+    Run.noting_layer(3)          differentiable from the pixels; these tokens are noted
     Run.watched_backward(f)      differentiable from layer 0; the backward pass shows A and ∂y/∂A to `f`
     """
 
     grad: bool = False
-    layer: int | None = None  # where gradients begin
+    layer: int | None = None  # where gradients begin; with `grad`, where tokens are noted
     edit: Edit = same  # applied to the tokens that enter that layer's attention
     ends: bool = False  # stop at the last layer's attention
     since: int = 0  # the first layer whose attention is kept
@@ -91,6 +92,10 @@ class Run:
     @classmethod
     def from_layer(cls, layer: int, edit: Edit = same) -> Run:
         return cls(layer=layer, edit=edit)
+
+    @classmethod
+    def noting_layer(cls, layer: int) -> Run:
+        return cls(grad=True, layer=layer)
 
     @classmethod
     def watched_backward(cls, follower: Follower) -> Run:
@@ -151,7 +156,7 @@ class Finished(Stopped):
 
     @property
     def entry(self) -> Tensor:
-        """T, the tokens that enter a layer's attention, where gradients begin."""
+        """T, the tokens that enter a layer's attention, where gradients begin or which were noted."""
         assert self.leaf is not None, "this run was not made from a layer"
         return self.leaf
 
@@ -160,7 +165,7 @@ def rows_of_run(run: Finished, rows: slice) -> Finished:
     """The outputs of a forward pass for some of its images, without its layers and graph."""
     output = run.output[rows].detach()
     embedding = output if run.embedding is run.output else run.embedding[rows].detach()
-    return Finished(run.images[rows], (), NO_LAYER, output=output, embedding=embedding)
+    return Finished(run.images[rows].detach(), (), NO_LAYER, output=output, embedding=embedding)
 
 
 def is_followed(record: Finished) -> bool:
@@ -206,7 +211,8 @@ def perform(
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, **rest))
         if how.narrow is not None and not still.hooked:
             stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
-        cut = None if how.layer is None else CutAt(layout.entries[how.layer], seen, how.edit, layout.flat)
+        at = NotedAt if how.grad else CutAt
+        cut = None if how.layer is None else at(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
         if how.recompute is not None and not still.hooked:
             kept = stack.enter_context(recomputing(model, layout, amp, how.recompute, seen, cut)).calls
@@ -274,6 +280,7 @@ class Batch:
         self._sum = later(self.images.float().sum()) if self.images.is_cuda and not capturing(self.images) else None
         self.autocast = torch.is_autocast_enabled(self.images.device.type)
         self.surgery: Callable[[Run], Run] | None = None  # changes every run: what a part of the network gives
+        self.compiled = False  # whether runs to the output may be compiled (compiled.py)
 
     def __len__(self) -> int:
         return len(self.images)

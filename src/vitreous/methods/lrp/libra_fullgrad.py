@@ -19,6 +19,10 @@ def without_bias(options: Mapping[str, Any]) -> bool:
     return not options["bias"]
 
 
+def graph_of(options: Mapping[str, Any]) -> str:
+    return "libra" if without_bias(options) else ""
+
+
 @method(
     cite="mehri2025libragrad",
     targeted=True,
@@ -27,6 +31,7 @@ def without_bias(options: Mapping[str, Any]) -> bool:
     blocks=True,
     joins=True,
     several=without_bias,
+    graph=graph_of,
     replays=without_bias,
     quick=True,
     tried=[{"baseline": "mean"}],
