@@ -43,6 +43,7 @@ from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_by, r
 from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
 from vitreous.trace.region import predicted_shares, widest
+from vitreous.trace.shared import pays
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.types import Box
@@ -155,6 +156,8 @@ def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Vi
             summary.notes[instead] = None
         return [[one] for one in made[: None if made[0].target is not None else 1]]
     aimed = [is_aimed(trace.model, one) for one in plan.methods]
+    if pays({one.name: (one, plan.values[one.name]) for one in plan.methods}):
+        trace.share()
     if not any(aimed):
         trace.whole()  # the figure shows the best classes, so the forward pass must reach the output
     asked = [targets if by_target else None for by_target in aimed]
