@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
+from vitreous.capture.one_image import OneImage, one_by_one, parts_like, put_together, source_of
 from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]
@@ -200,7 +201,10 @@ class Follower:
             out = F.scaled_dot_product_attention(q, call.k, call.v, **options)
             out = Watched.apply(out, call.q, call.k, call.v, call.scale, self, call.only, end)
             return out
-        out = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
+        inputs: tuple[Tensor, ...] = (q, call.k, call.v)
+        source = source_of(q, call.k, call.v) if one_by_one(q, call.k) else None
+        inputs = inputs if source is None else tuple(t.detach() for t in inputs)
+        out = Followed.apply(source, *inputs, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
@@ -209,11 +213,15 @@ class Follower:
 
 
 class Followed(torch.autograd.Function):
-    """Scaled dot-product attention whose backward is observed."""
+    """Scaled dot-product attention whose backward is observed.
+
+    `source`: the tensor whose parts are Q, K and V, if there is one; it then receives their gradients.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
+        source: Tensor | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -226,34 +234,67 @@ class Followed(torch.autograd.Function):
     ) -> Tensor:
         ctx.scale, ctx.follower, ctx.only, ctx.end = scale, follower, only, end
         out = F.scaled_dot_product_attention(q, k, v, **options)
-        ctx.save_for_backward(q, k, v, out, bias)
+        ctx.save_for_backward(q, k, v, out, bias, source)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *saved, out, bias = ctx.saved_tensors
-        q, k, v, dout = (widen(t).contiguous() for t in (*saved, *grads))
-        scaled = q * ctx.scale
-        inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
-        found: list[tuple[Tensor, ...]] = []  # ∂y/∂Q, ∂y/∂K and ∂y/∂V by slices of images
+        *inputs, out, bias, source = ctx.saved_tensors
+        alone = one_by_one(*inputs[:2]) and not torch._C._functorch.is_batchedtensor(grads[0])  # of several targets
+        whole: Tensor | None = None
+        if alone:
+            found = tuple(torch.empty_like(t) for t in inputs)
+            if source is not None and not ctx.end:
+                whole, found = parts_like(source, inputs)
+            ctx.follower.visitor(Shown(each_image(ctx, inputs, out, bias, grads[0], found)))
+        else:
+            found = by_pieces(ctx, inputs, out, bias, grads[0])
+            whole = None if source is None or ctx.end else put_together(source, inputs, found)
+        own = (None,) * 3 if ctx.end or source is not None else found
+        return (whole, *own, *(None,) * 6)
 
-        def chunks() -> Chunks:
-            for images, part in Attention("", "", out, v, scaled, k, 1.0, bias).pieces():
-                sums = Sums(scaled[images], k[images], inner[images])
-                for rows, a in part.chunks():
-                    along = dout[images, :, rows]
-                    product = (along @ part.v.mT).mul_(a)
-                    yield images, (rows if ctx.only is None else ctx.only[rows]), a, product
-                    if not ctx.end:
-                        sums.add(rows, a, product, along)
+
+def each_image(
+    ctx: Any, inputs: list[Tensor], out: Tensor, bias: Tensor | None, dout: Tensor, found: tuple[Tensor, ...]
+) -> Chunks:
+    """A and A ⊙ ∂y/∂A of one image after another; ∂y/∂Q, ∂y/∂K and ∂y/∂V are written to `found`."""
+    q, k, v = inputs
+    memory = OneImage(q, k, ctx.scale, bias)
+    product = torch.empty_like(memory.a)
+    for i in range(len(q)):
+        a = memory.weights(i)
+        torch.bmm(dout[i], v[i].mT, out=product).mul_(a)
+        yield slice(i, i + 1), slice(None) if ctx.only is None else ctx.only, a[None], product[None]
+        if not ctx.end:
+            dq, dk, dv = (t[i] for t in found)
+            product.addcmul_(a, (out[i] * dout[i]).sum(-1, keepdim=True), value=-1)  # as in `Sums`
+            torch.mul(product @ k[i], ctx.scale, out=dq)
+            torch.mul(product.mT @ q[i], ctx.scale, out=dk)
+            dv.copy_(a.mT @ dout[i])
+
+
+def by_pieces(ctx: Any, inputs: list[Tensor], out: Tensor, bias: Tensor | None, grad: Tensor) -> tuple[Tensor, ...]:
+    """Visit the layer a few images and rows at a time; ∂y/∂Q, ∂y/∂K and ∂y/∂V, unless nothing needs them."""
+    q, k, v, dout = (widen(t).contiguous() for t in (*inputs, grad))
+    scaled = q * ctx.scale
+    inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
+    found: list[tuple[Tensor, ...]] = []  # by slices of images
+
+    def chunks() -> Chunks:
+        for images, part in Attention("", "", out, v, scaled, k, 1.0, bias).pieces():
+            sums = Sums(scaled[images], k[images], inner[images])
+            for rows, a in part.chunks():
+                along = dout[images, :, rows]
+                product = (along @ part.v.mT).mul_(a)
+                yield images, (rows if ctx.only is None else ctx.only[rows]), a, product
                 if not ctx.end:
-                    found.append(sums.result(ctx.scale))
+                    sums.add(rows, a, product, along)
+            if not ctx.end:
+                found.append(sums.result(ctx.scale))
 
-        ctx.follower.visitor(Shown(chunks()))
-        if ctx.end:
-            return (None,) * 9
-        whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
-        return (*(d.to(t.dtype) for d, t in zip(whole, saved)), None, None, None, None, None, None)
+    ctx.follower.visitor(Shown(chunks()))
+    whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
+    return tuple(d.to(t.dtype) for d, t in zip(whole, inputs))
 
 
 class Watched(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
 from vitreous.capture.attention_backward import joined, split, step
+from vitreous.capture.one_image import OneImage, one_by_one
 from vitreous.methods.common import (
     check_start,
     fuse_heads,
@@ -26,7 +27,7 @@ from vitreous.registry import method
 from vitreous.trace.big import backwards
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Heads, Map, Row
+from vitreous.types import Heads, Keys, Map, Row
 
 
 @method(
@@ -124,6 +125,8 @@ class Formed:
         self.maps: list[Float[Tensor, "B N M"]] = []
 
     def __call__(self, call: Attention) -> Heads:
+        if call.q is not None and call.k is not None and one_by_one(call.q, call.k):
+            return self.each(OneImage(call.q, call.k, call.scale, call.bias), call.v)
         outs, maps = [], []
         with torch.autocast(call.v.device.type, enabled=False):
             for _, part in call.pieces():
@@ -132,6 +135,18 @@ class Formed:
                 maps.append(fuse_heads(a, self.heads))
         self.maps.append(torch.cat(maps))
         return torch.cat(outs).to(call.v.dtype)
+
+    def each(self, memory: OneImage, v: Keys) -> Heads:
+        """The same one image at a time; O is laid out as the model reads it, [B N H d]."""
+        b, h, _, width = v.shape
+        n, m = memory.a.shape[1:]
+        out, maps = v.new_empty(b, n, h, width).transpose(1, 2), v.new_empty(b, n, m)
+        for image in range(b):
+            a = memory.weights(image)
+            out[image].copy_(a @ v[image])
+            maps[image].copy_(fuse_heads(a[None], self.heads)[0])
+        self.maps.append(maps)
+        return out
 
 
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:
