@@ -92,6 +92,9 @@ def test_a_copy_shares_weights_and_facts() -> None:
     model.facts.note("a question", "an answer")
     assert twin.facts.get("a question") == "an answer"
     assert twin.facts.lock is not model.facts.lock
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.module), "forward", lambda self, x: x.new_full((len(x), 1), self is twin.module))
+        assert twin.run(zoo.images("timm ViT", 1)).item() == 1
 
 
 def test_no_copy_of_a_network_with_hooks_or_hidden_modules() -> None:
