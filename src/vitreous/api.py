@@ -131,7 +131,8 @@ def explain_all(
         return attributed(Trace(own, listed[part], travelling.part(part)), chosen, views)
 
     def divided(part: slice) -> list[list[Attribution]]:
-        once = len(targets) == 1 and not travelling and (declared is None or declared.can_replay(values))
+        forms = declared is not None and declared.attention and declared.can_replay(values)  # its own kernels gain most
+        once = forms and len(targets) == 1 and not travelling
         work = method, repr(values), tuple(getattr(listed, "shape", ())[1:])
         return in_shares(run, wrapped, part, work) if once else [run(part, wrapped)]
 

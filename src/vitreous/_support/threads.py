@@ -18,6 +18,7 @@ import torch
 
 T = TypeVar("T")
 IMAGES = 4  # the fewest for which a thread of its own pays off
+LARGE = 2**25 - 2**16  # bytes; once a block of this size is freed, glibc keeps the memory that a thread frees for it
 
 
 def threads_for(images: int) -> int:
@@ -48,6 +49,7 @@ def workers(process: int, count: int, threads: int) -> ThreadPoolExecutor:
         torch.get_num_threads()  # a thread takes over the usual number when it is first asked, and no more
         torch.set_num_threads(max(1, threads // count))  # of this thread, and the usual number
 
+    torch.empty(LARGE, dtype=torch.uint8)
     pool = ThreadPoolExecutor(count, "vitreous", begin)
     for _ in range(count):
         pool.submit(ready.wait)

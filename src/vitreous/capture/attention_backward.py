@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
-from vitreous.capture.one_image import OneImage, one_by_one, parts_like, put_together, source_of
+from vitreous.capture.one_image import OneImage, one_by_one
+from vitreous.capture.source import parts_like, put_together, source_of
 from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]

@@ -37,9 +37,9 @@ def holds_modules(module: nn.Module) -> bool:
 
 def twin_of(model: Model) -> Model:
     """A model of the copy, which knows what is known of the network."""
-    twin = copy.copy(model)
-    twin.net = twin.module = copied(model.module, {})
-    share_facts(model.module, twin.module)
+    twin, module = copy.copy(model), copied(model.module, {})
+    twin.__dict__.update({name: module for name, value in model.__dict__.items() if value is model.module})
+    share_facts(model.module, module)
     return twin
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous.capture.attention import widen
+from vitreous.capture.source import Parts, source_of
 from vitreous.capture.unfused import TAG
 from vitreous.trace.rules.mode import LINEAR, Function, Rule, Table, carries, root_of, set_root, tensors_in, words
 
@@ -41,8 +42,12 @@ class Identity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        small = x.dtype is torch.float16  # TINY underflows in float16
-        ctx.save_for_backward((widen(y) / (widen(x) + TINY)).to(y.dtype) if small else y / (x + TINY))
+        if x.dtype is torch.float16:  # TINY underflows in float16
+            ratio = (widen(y) / (widen(x) + TINY)).to(y.dtype)
+        else:
+            ratio = x + TINY
+            torch.div(y, ratio, out=ratio)
+        ctx.save_for_backward(ratio)
         return y.detach()
 
     @staticmethod
@@ -229,8 +234,17 @@ def attend_uniform(func: Function, query: Tensor, key: Tensor, value: Tensor, *a
     weights = carries(query) or carries(key)
     half = 0.5 if weights and carries(value) else 1.0
     quarter = half * (0.5 if carries(query) and carries(key) else 1.0)
-    out: Tensor = func(shared(query, quarter), shared(key, quarter), shared(value, half), *args, **kwargs)
+    out: Tensor = func(*shared_parts((query, key, value), (quarter, quarter, half)), *args, **kwargs)
     return out
+
+
+def shared_parts(parts: tuple[Tensor, Tensor, Tensor], shares: tuple[float, float, float]) -> tuple[Tensor, ...]:
+    """Q, K and V with their shares; on a CPU in one piece where they are parts of one tensor."""
+    source = None if parts[0].is_cuda else source_of(*parts)
+    if source is None or not all(map(carries, (source, *parts))):
+        return tuple(shared(part, share) for part, share in zip(parts, shares))
+    found: tuple[Tensor, ...] = Parts.apply(source, shares, *(part.detach() for part in parts))
+    return found
 
 
 def attend_constant(func: Function, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
