@@ -6,9 +6,11 @@ two: they need not wait for each other after every operation, nor while Python i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import cache
 from threading import Barrier
 from typing import TypeVar
 
@@ -29,17 +31,26 @@ def threads_for(images: int) -> int:
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """The result of each job. How many threads torch uses elsewhere is left as it is, also after an error."""
-    threads = torch.get_num_threads()
-    ready = Barrier(len(jobs) + 1)
+    """The result of each job. How many threads torch uses in other threads, such as the caller's, does not change."""
+    found = workers(os.getpid(), len(jobs), torch.get_num_threads())
+    return [one.result() for one in [found.submit(copy_context().run, job) for job in jobs]]
+
+
+@cache
+def workers(process: int, count: int, threads: int) -> ThreadPoolExecutor:
+    """Threads that share so many threads of torch; they are kept, because the memory of a new one is new as well.
+
+    They belong to a process: one that is forked has to begin its own.
+    """
+    ready = Barrier(count + 1)
 
     def begin() -> None:
         torch.get_num_threads()  # a thread takes over the usual number when it is first asked, and no more
-        torch.set_num_threads(max(1, threads // len(jobs)))  # of this thread, and the usual number
-        ready.wait()
+        torch.set_num_threads(max(1, threads // count))  # of this thread, and the usual number
 
-    with ThreadPoolExecutor(len(jobs), "vitreous", begin) as pool:
-        waiting = [pool.submit(copy_context().run, job) for job in jobs]
-        ready.wait()
-        torch.set_num_threads(threads)
-        return [one.result() for one in waiting]
+    pool = ThreadPoolExecutor(count, "vitreous", begin)
+    for _ in range(count):
+        pool.submit(ready.wait)
+    ready.wait()
+    torch.set_num_threads(threads)  # the usual number again
+    return pool

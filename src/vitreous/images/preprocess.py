@@ -22,6 +22,7 @@ from vitreous._support.precision import doubled
 from vitreous.errors import InputError, InputWarning, ModelError, ModelWarning, one_line, warn_caller
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 from vitreous.images.edges import MIDDLE, ends, refined
+from vitreous.images.steps import known_box
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -96,7 +97,9 @@ class Preprocess:
     def located(self, size: tuple[int, int]) -> Box | None:
         """The same; None if the input is not an upright rectangle of the image, e.g. because it is mirrored."""
         if size not in self._boxes:
-            self._boxes[size] = find_box(self, size) if self.channels == 3 else find_band_box(self, size)
+            known = known_box(self.transform, size) if self.channels == 3 else None
+            find = find_box if self.channels == 3 else find_band_box
+            self._boxes[size] = known or find(self, size)
         return self._boxes[size]
 
     def view(self, image: Image.Image | Bands, most: int = 1024) -> Image.Image:
