@@ -139,6 +139,7 @@ def test_autograd_keeps_nothing_of_the_blocks_but_the_last(method: str) -> None:
 def held_by(net: nn.Module, method: str) -> int:
     """The bytes in all tensors that a trace holds after a method."""
     trace = trace_of(net)
+    gc.collect()  # what earlier runs have left would be counted when it goes
     with limit_memory(LITTLE), profile(profile_memory=True) as profiler:
         trace.explain(method, 2)
     assert profiler.kineto_results is not None
