@@ -15,16 +15,10 @@ from vitreous.capture.attention import widen
 from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case
 from vitreous.models.output import Of
-from vitreous.trace.perturb.drop_tokens import (
-    Undroppable,
-    ends_keeping,
-    has_room,
-    kept,
-    refuse_dropping,
-    scores_keeping,
-)
+from vitreous.trace.perturb.drop_tokens import Undroppable, ends_keeping, kept, refuse_dropping, scores_keeping
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
+from vitreous.trace.perturb.variant_scores import has_room
 from vitreous.trace.target import Target
 from vitreous.types import Scores
 

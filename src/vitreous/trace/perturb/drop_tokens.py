@@ -11,22 +11,21 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
-from vitreous.capture.attention import near, widen
+from vitreous.capture.attention import near
 from vitreous.errors import ModelError, OptionError, Unsupported
+from vitreous.trace.compiled import run_compiled
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, one_gone, repeated
+from vitreous.trace.perturb.variant_scores import VariantScores, ends_of, scores_each
 from vitreous.trace.run import Edit, Finished, Narrow, Run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
-VariantScores = Float[Tensor, "V"]
-Ends = dict[Hashable, tuple[Tensor, ...]]  # outputs and embeddings of variants, by what was changed
-MOST_KEPT = 2**25  # numbers in the cached outputs of all variants of a trace
 WORKS = "can tokens be left out?"
 CUTS = "can tokens be cut out of the sequence?"
 LEAVES = "can a token be cut out behind the first block?"
@@ -81,44 +80,6 @@ def ends_keeping(trace: Trace, rows: Sequence[int], keep: Kept) -> tuple[Tensor,
     return tuple(torch.cat(part) for part in zip(*parts))
 
 
-def scores_each(
-    trace: Trace,
-    target: Target,
-    rows: Sequence[int],
-    run: Callable[[slice], Finished],
-    what: str | None = None,
-    share: float = 1.0,
-    key: Hashable | None = None,
-    ends: Ends | None = None,
-) -> VariantScores:
-    """Scores of variants, computed in slices; variant i belongs to image `rows[i]` and takes this share of its memory.
-
-    `key` identifies the variants within `ends`, so that other targets can reuse their outputs; default: those of the
-    trace.
-    """
-    size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
-    kept = trace.ends if ends is None else ends
-    if key is None or (key not in kept and not has_room(trace, len(rows), ends or {})):
-        return torch.cat(
-            in_batches(lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what)
-        )
-    if key not in kept:
-        parts = in_batches(lambda part: ends_of(run(part)), len(rows), size, what)
-        kept[key] = tuple(torch.cat(part) for part in zip(*parts))
-    return widen(target.of_rows(rows)(*kept[key]))
-
-
-def has_room(trace: Trace, variants: int, ends: Ends) -> bool:
-    """Whether the outputs of so many variants can be kept beside these."""
-    held = sum(output.numel() for output, _ in ends.values())
-    return held + variants * (trace.model.outputs or 0) <= MOST_KEPT
-
-
-def ends_of(run: Finished) -> tuple[Tensor, Tensor]:
-    """The output and the embedding, from which scores are computed."""
-    return run.output.detach(), run.embedding.detach()
-
-
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
     """The fixed target of the images, by logit or probability, and their current scores."""
     trace.plain()
@@ -137,6 +98,8 @@ def lean_run(
     trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, *, rows: Sequence[int]
 ) -> Finished:
     """Run variants (or what `enter` makes of their tokens) of the images `rows`, some tokens masked everywhere."""
+    if gone is None and enter is None and (found := run_compiled(trace, images, rows)) is not None:
+        return found
     how = trace.least(Run.to_output(), proven=gone is None).of(rows)
     if gone is not None and how.narrow is not None:
         how = how.narrowed(Narrow())  # keys can only be masked in an attention that is not folded
