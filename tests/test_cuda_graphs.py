@@ -14,7 +14,7 @@ from machine import ROUNDING
 import vitreous
 from vitreous import Model
 from vitreous.registry import METHODS
-from vitreous.trace.cuda_graphs import Replays, key_of, replays
+from vitreous.trace.cuda_graphs import Limited, Replays, key_of, replays, state_of
 from vitreous.trace.target import Class, Contrast, Numbered, Target, Top
 
 QUIET = [one.name for one in METHODS.values() if one.replays]
@@ -26,7 +26,7 @@ def test_without_cuda_nothing_is_replayed() -> None:
     with vitreous.replay():
         for _ in range(3):
             assert off(vitreous.explain(model, images, "gae", 1).map, plain) <= ROUNDING
-        assert replays(METHODS["gae"], {}, images, Class(1)) is None
+        assert replays(model, METHODS["gae"], {}, images, Class(1)) is None
 
 
 class Card(torch.Tensor):
@@ -36,19 +36,23 @@ class Card(torch.Tensor):
 
 
 def test_what_may_be_replayed() -> None:
-    images = torch.zeros(2, 3, 8, 8).as_subclass(Card)
+    model, images = zoo.model("timm ViT"), torch.zeros(2, 3, 8, 8).as_subclass(Card)
     usual = METHODS["rollout"].check({})
-    assert replays(METHODS["rollout"], usual, images, Top(1)) is None, "only within the context"
+    assert replays(model, METHODS["rollout"], usual, images, Top(1)) is None, "only within the context"
+    with pytest.raises(vitreous.OptionError, match="'all' or 'limited'"), vitreous.replay("some"):  # type: ignore[arg-type]
+        pass
     with vitreous.replay():
-        assert replays(METHODS["rollout"], usual, images, Top(1)) is not None
-        assert replays(METHODS["cdam"], METHODS["cdam"].check({}), images, Class((1, 2))) is not None
-        assert replays(METHODS["rollout"], METHODS["rollout"].check({"discard": 0.5}), images, Top(1)) is None
-        assert replays(METHODS["cdam"], METHODS["cdam"].check({"variant": "smooth"}), images, Class(1)) is None
-        assert replays(METHODS["gae"], {}, images, Contrast(Class(1), Class(2))) is None
-        assert replays(METHODS["token_ablation"], METHODS["token_ablation"].check({}), images, Class(1)) is not None
-        assert replays(METHODS["occlusion"], {}, images, Class(1)) is None
-        assert replays(METHODS["gae"], {}, images, Class(1), Top(2)) is not None
-        assert replays(METHODS["gae"], {}, images, Class(1), Contrast(Class(1), Class(2))) is None
+        assert replays(model, METHODS["rollout"], usual, images, Top(1)) is not None
+        assert replays(model, METHODS["cdam"], METHODS["cdam"].check({}), images, Class((1, 2))) is not None
+        assert replays(model, METHODS["rollout"], METHODS["rollout"].check({"discard": 0.5}), images, Top(1)) is None
+        assert replays(model, METHODS["cdam"], METHODS["cdam"].check({"variant": "smooth"}), images, Class(1)) is None
+        assert replays(model, METHODS["gae"], {}, images, Contrast(Class(1), Class(2))) is None
+        assert (
+            replays(model, METHODS["token_ablation"], METHODS["token_ablation"].check({}), images, Class(1)) is not None
+        )
+        assert replays(model, METHODS["occlusion"], {}, images, Class(1)) is None
+        assert replays(model, METHODS["gae"], {}, images, Class(1), Top(2)) is not None
+        assert replays(model, METHODS["gae"], {}, images, Class(1), Contrast(Class(1), Class(2))) is None
 
 
 @pytest.mark.parametrize(
@@ -139,6 +143,84 @@ def test_what_cannot_be_recorded_runs_as_usual(monkeypatch: pytest.MonkeyPatch) 
     assert len(tries) == 1, "it is tried once"
 
 
+class Taped:
+    """Stands for a graph on a machine without a GPU."""
+
+    bytes = 100
+    wrong = 0.0
+
+    def __init__(self, run: Any, images: torch.Tensor, targets: Any, errors: str) -> None:
+        self.run = run
+
+    def __call__(self, images: torch.Tensor, targets: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(one + self.wrong for one in self.run(images, targets))
+
+
+def test_the_third_batch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", Taped)
+    found, images = Limited(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
+    for count in range(4):
+        (made,) = found("key", lambda x, _: (x + 1,), images, (Class(1),))
+        assert torch.equal(made, images + 1)
+        assert bool(found.graphs) == (count >= 2)
+
+
+def test_a_graph_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", Taped)
+    monkeypatch.setattr(Taped, "wrong", 0.1)
+    found, images = Limited(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
+    for _ in range(4):
+        assert torch.equal(found("key", lambda x, _: (x + 1,), images, (Class(1),))[0], images + 1)
+    assert not found.graphs and found.unrecordable == {"key"}
+
+
+def test_graphs_are_limited_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was not used for longest goes, and is not recorded again."""
+    monkeypatch.setattr("vitreous.trace.cuda_graphs.Graph", Taped)
+    found, images = Limited(zoo.model("timm ViT")), torch.ones(1, 3, 8, 8)
+    with vitreous.limit_memory(4 * 250):
+        for key in "aaabbbacccc":
+            found(key, lambda x, _: (x + 1,), images, (Class(1),))
+    assert list(found.graphs) == ["a", "c"] and found.unrecordable == {"b"}
+
+
+def test_a_graph_belongs_to_what_python_reads_of_a_network() -> None:
+    net = copy.deepcopy(zoo.network("timm ViT"))
+    model = Model(net)
+    first = state_of(model)
+    assert first is not None and state_of(model) == first
+    net.blocks[0].attn.scale *= 2
+    assert state_of(model) != first
+    net.blocks[0].attn.scale /= 2
+    assert state_of(model) == first
+    net.blocks[0].norm1 = torch.nn.Identity()
+    assert state_of(model) != first
+    hook = net.head.register_forward_hook(lambda *_: None)
+    assert state_of(model) is None, "a replay would not call it"
+    hook.remove()
+    assert state_of(model) is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", QUIET)
+def test_limited_graphs_give_the_same_maps(method: str) -> None:
+    model = Model(copy.deepcopy(zoo.network("timm ViT")).cuda())
+    images = [torch.randn(3, 3, 64, 64, device="cuda") for _ in range(5)]
+    plain = [vitreous.explain(model, x, method, 1).map for x in images]
+    with vitreous.replay("limited"):
+        found = [vitreous.explain(model, x, method, 1).map for x in images]
+        for one, other in zip(found, plain, strict=True):
+            assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+        if METHODS[method].can_replay(METHODS[method].check({})):
+            kept, _ = replays(model, METHODS[method], METHODS[method].check({}), images[0], Class(1)) or (None, None)
+            assert kept is not None and len(kept.graphs) == 1 and not kept.unrecordable
+        for block in model.module.blocks:
+            block.attn.scale *= 0.5
+        changed = vitreous.explain(model, images[0], method, 1).map
+    again = vitreous.explain(model, images[0], method, 1).map
+    assert (changed - again).abs().max() <= 1e-4 * again.abs().max(), "not a replay of what it was"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", QUIET)
 def test_replayed_maps_are_those_of_plain_runs(method: str) -> None:
@@ -150,9 +232,9 @@ def test_replayed_maps_are_those_of_plain_runs(method: str) -> None:
             for _ in range(3):
                 vitreous.explain(model, images, method, target)
         again = [vitreous.explain(model, others, method, target) for target in ([1, 2, 3], None)]
-        found = replays(METHODS[method], values := METHODS[method].check({}), images, Class(1))
+        found = replays(model, METHODS[method], values := METHODS[method].check({}), images, Class(1))
         assert (found is not None) == METHODS[method].can_replay(values)
-        assert found is None or (not found.unrecordable and any(found.graphs.values()))
+        assert found is None or (not found[0].unrecordable and found[0].graphs)
     for one, other in zip(again, plain):
         assert torch.allclose(one.map, other.map, rtol=1e-4, atol=1e-6)
         assert one.target == other.target
@@ -177,6 +259,6 @@ def replayed(model: Model, images: torch.Tensor, others: torch.Tensor, method: s
     with vitreous.replay():
         for _ in range(3):
             vitreous.explain_targets(model, images, method, [0, "top-2", [4, 5, 6]])
-        found = replays(METHODS[method], METHODS[method].check({}), images, Class(0))
-        assert found is not None and len(found.graphs) == 1
+        found = replays(model, METHODS[method], METHODS[method].check({}), images, Class(0))
+        assert found is not None and len(found[0].graphs) == 1
         return vitreous.explain_targets(model, others, method, [[1, 2, 3], "top-2", 5])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from machine import rare
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from test_plot import TOP, attribution, matrix, signed
 
 from vitreous._support import marks
@@ -18,6 +19,7 @@ from vitreous.plot import figure as module
 from vitreous.plot.figure import attribution_figure, explanation_figure, png_bytes, rendered, save_figure
 from vitreous.plot.gif import gif_bytes
 from vitreous.plot.letters import BODY, SMALL, Style, line_of, width_of
+from vitreous.plot.png import ROWS, png_file
 from vitreous.plot.raster import SHARE, drawn
 from vitreous.plot.sheet import DPI, Sheet, Words
 
@@ -176,3 +178,14 @@ def test_pngs_are_not_larger_than_those_of_matplotlib() -> None:
     buffer = io.BytesIO()
     sheet.figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
     assert len(quick) < 1.1 * len(buffer.getvalue())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1), (70, 33), (9, 2 * ROWS), (9, 2 * ROWS + 1)])
+def test_pngs_hold_the_very_pixels(size: tuple[int, int]) -> None:
+    """Of noise, of flat colours and of what lies between, with their resolution."""
+    noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    for values in (noise, noise // 128 * 255, np.cumsum(noise // 64, 0, np.uint8), np.full_like(noise, 255)):
+        image = Image.fromarray(values)
+        with Image.open(io.BytesIO(png_file(image, 200, PngInfo()))) as read:
+            assert read.mode == "RGB" and np.array_equal(np.asarray(read), values)
+            assert read.info["dpi"] == pytest.approx((200, 200), abs=0.01)

@@ -25,7 +25,7 @@ from vitreous.evaluation.plan import USUAL, by_name, listed, make_plan, spelled
 from vitreous.evaluation.study.run import run_study
 from vitreous.images.dataset import read_data
 from vitreous.models.output import Meaning, log_odds
-from vitreous.trace.perturb import drop_tokens
+from vitreous.trace.perturb import variant_scores
 
 __all__ = ["loaded", "small"]  # fixtures
 OF = ("probability", "logit", "score")
@@ -193,7 +193,7 @@ def test_outputs_too_many_to_keep_are_computed_again(
 ) -> None:
     asked = "srg,srg:of=logit,token_deletion,deletion,deletion:of=logit"
     few, kept = images_run(small, folder, asked)
-    monkeypatch.setattr(drop_tokens, "MOST_KEPT", 0)
+    monkeypatch.setattr(variant_scores, "MOST_KEPT", 0)
     many, dropped = images_run(small, folder, asked)
     assert many > few
     np.testing.assert_allclose(dropped.values, kept.values, rtol=1e-4, atol=1e-6)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Better = Literal["higher", "lower"]
 ByOptions = bool | Callable[[Mapping[str, Any]], bool]  # a trait that may depend on the options
+Named = str | Callable[[Mapping[str, Any]], str]
 KINDS = {  # JSON types, as messages name them
     "integer": "a whole number",
     "number": "a number",
@@ -192,6 +193,8 @@ class Method(Declared):
     alone       the method processes one image at a time, so batches bring no speed-up
     costly      the method needs many forward passes; `advise` tries it only on request
     several     several targets can share one backward pass (trace/batched_targets.py)
+    graph       the differentiable forward pass that the method reads: "model" (the model's own gradient) or a table of
+                rules; "" if it makes its own. Methods with the same one share it (trace/shared.py)
     replays     the method never synchronises with the GPU, so it can be a CUDA graph (trace/cuda_graphs.py)
     quick       the method is part of the default leaderboard
     default     the place of the method among those that are tried in turn where none is named; 0: it is not
@@ -211,6 +214,7 @@ class Method(Declared):
     alone: bool = False
     costly: bool = False
     several: ByOptions = False
+    graph: Named = ""
     replays: ByOptions = False
     quick: bool = False
     default: int = 0
@@ -224,6 +228,10 @@ class Method(Declared):
     def takes_several(self, options: Mapping[str, Any]) -> bool:
         """Whether several targets can be computed together with these options."""
         return self.several(options) if callable(self.several) else self.several
+
+    def graph_of(self, options: Mapping[str, Any]) -> str:
+        """The differentiable forward pass that the method reads with these options."""
+        return self.graph(options) if callable(self.graph) else self.graph
 
     def can_replay(self, options: Mapping[str, Any]) -> bool:
         """Whether the method can be recorded as a CUDA graph with these options."""

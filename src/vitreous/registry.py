@@ -24,6 +24,7 @@ from vitreous.declaration import ConfiguredMethod as ConfiguredMethod
 from vitreous.declaration import Declared as Declared
 from vitreous.declaration import Method as Method
 from vitreous.declaration import Metric as Metric
+from vitreous.declaration import Named as Named
 from vitreous.declaration import Noted as Noted
 from vitreous.errors import OptionError, VitreousError, nearest, one_line
 
@@ -156,6 +157,7 @@ def method(
     alone: bool = False,
     costly: bool = False,
     several: ByOptions = False,
+    graph: Named = "",
     replays: ByOptions = False,
     quick: bool = False,
     default: int = 0,
@@ -184,6 +186,7 @@ def method(
                 alone=alone,
                 costly=costly,
                 several=several,
+                graph=graph,
                 replays=replays,
                 quick=quick,
                 default=default,

@@ -28,6 +28,7 @@ T = TypeVar("T")
 SHARE = 0.5  # of the free memory, if no limit is given
 MOST = {"cpu": 16, "cuda": 256}  # larger batches are not faster; on a CPU they overflow the caches
 SIZE = TypeAdapter(ByteSize)
+LARGE = 2**29  # bytes that one image may keep for its backward pass, if no limit is given
 LEAST = 2**26  # bytes that are assumed to be free even in a full container
 GROUPS = (  # files of cgroups v2 and v1
     ("memory.max", "memory.current"),
@@ -72,9 +73,13 @@ def free_memory(device: torch.device) -> int:
 
 @lru_cache(maxsize=8)
 def free_cuda(device: torch.device, second: int) -> int:
-    """Bytes free in the driver and in torch's cache; cached for a second, since a query takes half a millisecond."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    """Bytes free in the driver and in torch's cache, or left to this process if it may use a part of the GPU only.
+
+    Cached for a second, since a query takes half a millisecond.
+    """
+    (free, total), used = torch.cuda.mem_get_info(device), torch.cuda.memory_allocated(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)
+    return max(0, min(free + torch.cuda.memory_reserved(device) - used, int(share * total) - used))
 
 
 def free_in_group(group: Path) -> int | float:
@@ -89,6 +94,17 @@ def batch_size(bytes_each: int, device: torch.device, most: int | None = None) -
     """How many items of `bytes_each` fit into one batch; at least one."""
     most = most or MOST.get(device.type, MOST["cpu"])
     return max(1, min(most, budget(device) // max(1, bytes_each)))
+
+
+def keeps_too_much(bytes_each: int, count: int, device: torch.device) -> bool:
+    """Whether so many images keep more for their backward pass than may be used: then less is kept, at a cost of time.
+
+    Without a limit, one image may keep half a gigabyte, and all of them what a batch may use.
+    """
+    given, needed = _limit.get(), bytes_each * count
+    if given is not None:
+        return needed > given
+    return bytes_each > LARGE or (needed > LARGE and needed > budget(device))
 
 
 def in_batches(run: Callable[[slice], T], count: int, size: int, what: str | None = None) -> list[T]:

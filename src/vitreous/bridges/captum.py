@@ -24,7 +24,8 @@ from vitreous.capture.attention import widen
 from vitreous.declaration import ConfiguredMethod, Method, Noted
 from vitreous.errors import InputError, ModelError, OptionError, TargetError, Unsupported, VitreousError, explained
 from vitreous.methods.gradient.channels import Reduce, reduce_channels
-from vitreous.models.model import Model, unwrap
+from vitreous.models.kinds_of_module import unwrap
+from vitreous.models.model import Model
 from vitreous.registry import METHODS
 from vitreous.trace.run import Run
 from vitreous.trace.target import Target

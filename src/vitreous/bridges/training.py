@@ -29,7 +29,8 @@ from vitreous.declaration import ConfiguredMethod
 from vitreous.errors import OptionError, explained
 from vitreous.images import pictures
 from vitreous.metrics.correlation import rank_correlation
-from vitreous.models.model import Model, unwrap
+from vitreous.models.kinds_of_module import unwrap
+from vitreous.models.model import Model
 from vitreous.plot.figure import png_bytes
 from vitreous.plot.film import film_figure, row_of_maps
 from vitreous.plot.logged import finite, mean, numbers, unique

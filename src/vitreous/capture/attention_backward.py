@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
-from vitreous.types import Row, Weights
+from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]
 Edit = Callable[[Tensor], Tensor]
@@ -108,9 +108,16 @@ Visitor = Callable[[Shown], None]
 
 def shown(layer: Attention, grad: Tensor) -> Shown:
     """A layer and ∂y/∂O, as autograd returns it."""
-    every = slice(None)
-    chunks = ((every, rows, a, layer.weights_grad(grad, rows).mul_(a)) for rows, a in layer.chunks(layer.only))
+    chunks = products(layer, layer.fold(grad))
     return Summed(chunks, layer, grad) if layer.fusible else Shown(chunks)
+
+
+def products(layer: Attention, grad: Heads) -> Chunks:
+    """A and A ⊙ ∂y/∂A, a few images at a time; only the rows that were computed."""
+    for images, part in layer.pieces():
+        for rows, a in part.chunks(layer.only):
+            along = grad[images] if layer.only is not None else grad[images, :, rows]
+            yield images, rows, a, (widen(along) @ widen(part.v).mT).mul_(a)
 
 
 def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = slice(None)) -> Row:
@@ -162,16 +169,19 @@ class Follower:
     No gradients are needed before the first layer.
     """
 
-    def __init__(self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False) -> None:
+    def __init__(
+        self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False, every: bool = False
+    ) -> None:
         self.tokens = tokens
         self.numbers = numbers  # the attention calls that are layers, if known
         self.differ = differ  # layers differ in their tokens
+        self.every = every  # also those whose sums do not need A, which can as well be visited after the backward pass
         self.visitor: Visitor = pass_by
         self.seen = 0
 
     def takes(self, q: Tensor, k: Tensor) -> bool:
-        """Whether this is a layer in the axes [B H N d] whose sums need A."""
-        as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and not fusible(q)
+        """Whether this is a layer in the axes [B H N d] whose sums need A; with `every`, of those that do not, too."""
+        as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and (self.every or not fusible(q))
         return as_usual and (self.differ or q.shape[2] == k.shape[2] == self.tokens)
 
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
@@ -185,7 +195,12 @@ class Follower:
         if call.only is not None:
             q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
         end = self.seen == 1 and (not self.numbers or call.number == self.numbers[0])
-        out: Tensor = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
+        out: Tensor
+        if call.fusible:
+            out = F.scaled_dot_product_attention(q, call.k, call.v, **options)
+            out = Watched.apply(out, call.q, call.k, call.v, call.scale, self, call.only, end)
+            return out
+        out = Followed.apply(q, call.k, call.v, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
@@ -209,21 +224,21 @@ class Followed(torch.autograd.Function):
         only: list[int] | None,
         end: bool,
     ) -> Tensor:
-        ctx.scale, ctx.bias, ctx.follower, ctx.only, ctx.end = scale, bias, follower, only, end
+        ctx.scale, ctx.follower, ctx.only, ctx.end = scale, follower, only, end
         out = F.scaled_dot_product_attention(q, k, v, **options)
-        ctx.save_for_backward(q, k, v, out)
+        ctx.save_for_backward(q, k, v, out, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *saved, out = ctx.saved_tensors
+        *saved, out, bias = ctx.saved_tensors
         q, k, v, dout = (widen(t).contiguous() for t in (*saved, *grads))
         scaled = q * ctx.scale
         inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
         found: list[tuple[Tensor, ...]] = []  # ∂y/∂Q, ∂y/∂K and ∂y/∂V by slices of images
 
         def chunks() -> Chunks:
-            for images, part in Attention("", "", out, v, scaled, k, 1.0, ctx.bias).pieces():
+            for images, part in Attention("", "", out, v, scaled, k, 1.0, bias).pieces():
                 sums = Sums(scaled[images], k[images], inner[images])
                 for rows, a in part.chunks():
                     along = dout[images, :, rows]
@@ -239,6 +254,24 @@ class Followed(torch.autograd.Function):
             return (None,) * 9
         whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
         return (*(d.to(t.dtype) for d, t in zip(whole, saved)), None, None, None, None, None, None)
+
+
+class Watched(torch.autograd.Function):
+    """O as the kernel computed it; its backward shows the layer and leaves the gradients to the kernel's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, follower: Follower, only: Any, end: bool
+    ) -> Tensor:
+        ctx.scale, ctx.follower, ctx.only, ctx.end = scale, follower, only, end
+        ctx.save_for_backward(q, k, v)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        q, k, v = ctx.saved_tensors
+        ctx.follower.visitor(shown(Attention("", "", grads[0], v, q, k, ctx.scale, only=ctx.only), grads[0]))
+        return (None if ctx.end else grads[0], *(None,) * 7)
 
 
 class Sums:

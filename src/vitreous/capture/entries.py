@@ -1,4 +1,7 @@
-"""Where gradients begin: at the tokens that enter a layer (`CutAt`), also where a model freezes parts (`Unfrozen`)."""
+"""Where gradients begin: at the tokens that enter a layer (`CutAt`), also where a model freezes parts (`Unfrozen`).
+
+`NotedAt` notes these tokens in a run whose gradients go on to the pixels.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,17 @@ class CutAt(AtEntries):
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
+    def from_here(self) -> Callable[[Capture], CutAt]:
+        """What makes the same for another recording that begins now; it holds nothing of this one."""
+        entry, flat, counts = self.entry, self.flat, dict(self._counts)
+
+        def make(seen: Capture) -> CutAt:
+            made = CutAt(entry, seen, flat=flat)
+            made._counts = dict(counts)
+            return made
+
+        return make
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -88,4 +102,19 @@ class CutAt(AtEntries):
                 raise Unsupported("the model has no axis of images in its tokens, so that it takes those of one image")
             self._given = self.leaf[0] if self.flat else self.leaf
             self.seen.recording = True
+        return self._given if self._given is not None and tokens is self._tokens else tokens
+
+
+class NotedAt(CutAt):
+    """Note the tokens at an entry as `leaf`; gradients also go on to what is before them, and all is recorded."""
+
+    def __enter__(self) -> NotedAt:
+        self.seen.recording = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def met(self, entry: Entry, tokens: Tensor) -> Tensor:
+        if entry == self.entry:
+            self._tokens = tokens
+            self.leaf = self._given = tokens.view_as(tokens)  # apart from what else reads the same tokens
         return self._given if self._given is not None and tokens is self._tokens else tokens

@@ -42,7 +42,7 @@ from vitreous.trace.apply import (
     read_by,
 )
 from vitreous.trace.own_sizes import own_part
-from vitreous.trace.perturb.drop_tokens import Ends
+from vitreous.trace.perturb.variant_scores import Ends
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map, Output, Scores

@@ -48,6 +48,11 @@ class Facts:
         """Remember an answer that came with another one."""
         self._answers[question] = answer
 
+    def first(self, question: Hashable) -> bool:
+        """Whether this is asked for the first time, by any thread."""
+        mark = object()
+        return self._answers.setdefault(question, mark) is mark
+
     def take(self, question: Hashable) -> Any:
         """An answer that is needed once, or None; it is forgotten."""
         return self._answers.pop(question, None)
@@ -64,6 +69,13 @@ _FACTS: WeakKeyDictionary[nn.Module, Facts] = WeakKeyDictionary()
 def facts_of(net: nn.Module) -> Facts:
     """The facts of a network, the same for every `Model` of it."""
     return _FACTS.setdefault(net, Facts())
+
+
+def share_facts(net: nn.Module, twin: nn.Module) -> None:
+    """Let a copy of a network share what is known of it, under a lock of its own."""
+    known, own = facts_of(net), Facts()
+    own._answers, own._kinds = known._answers, known._kinds
+    _FACTS[twin] = own
 
 
 def is_int8(net: nn.Module) -> bool:

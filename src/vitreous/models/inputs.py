@@ -213,6 +213,8 @@ class Arguments:
         """What a user gives beside so many images."""
         alike = {name: value for name, value in self.shared.items() if has_one(value)}
         found = Inputs.of(given if isinstance(given, Inputs) else {**alike, **named(given)}, count, like)
+        if not found:
+            return found
         image = self.image or next(iter(image_arguments(self._signature, ())), None)
         named_image = image if self.image is not None or image in IMAGES else None
         refuse_unknown(self._signature, found.values, named_image, self._name)

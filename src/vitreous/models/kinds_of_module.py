@@ -1,4 +1,4 @@
-"""What a module is: quantised, compiled."""
+"""What a module is: quantised, compiled, wrapped."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def is_quantised(module: Any) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     own = module.__dict__
     return "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None
+
+
+def unwrap(net: nn.Module) -> nn.Module:
+    """The network inside torch.compile and DataParallel."""
+    inner = getattr(net, "_orig_mod", None)
+    if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = net.module
+    return net if inner is None else unwrap(inner)

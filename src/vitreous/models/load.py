@@ -13,10 +13,11 @@ import torch
 from vitreous._support.files import stamp_file
 from vitreous.errors import ModelError, ModelWarning, one_line, one_of
 from vitreous.images.preprocess import what_is_assumed
+from vitreous.models.kinds_of_module import unwrap
 from vitreous.models.labels import read_labels
 from vitreous.models.libraries import DEFAULT, SOURCES, Loaded, Size, embedded, library_of
 from vitreous.models.libraries.places import Place
-from vitreous.models.model import Model, unwrap
+from vitreous.models.model import Model
 from vitreous.models.output import AUTO, check_kind
 
 LOG = logging.getLogger(__name__)

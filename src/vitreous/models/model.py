@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous._support.memory import capturing, out_of_memory
+from vitreous._support.precision import widest
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
@@ -23,7 +23,7 @@ from vitreous.models.detected import Detections, describe
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.failures import why_failed
 from vitreous.models.inputs import Arguments, Given, Inputs, Sampled
-from vitreous.models.kinds_of_module import is_int8
+from vitreous.models.kinds_of_module import is_int8, unwrap
 from vitreous.models.labels import name_classes
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import find_layout
@@ -72,6 +72,7 @@ class Model:
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
         self.net, self.module = net, unwrap(net)
+        self._called = self.module  # what a run calls
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -152,8 +153,10 @@ class Model:
         return self._like().dtype
 
     def _like(self) -> Tensor:
-        tensors = chain(self.module.parameters(), self.module.buffers())
-        return next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
+        kinds = ("_parameters", "_buffers")  # asked directly: this is part of every run
+        tensors = (t for kind in kinds for module in self.module.modules() for t in module.__dict__[kind].values())
+        found = next((t for t in tensors if t is not None and t.is_floating_point()), None)
+        return torch.zeros(()) if found is None else found
 
     @property
     def layout(self) -> Layout:
@@ -243,7 +246,7 @@ class Model:
     def prepare(self, images: Any) -> Images:
         """Preprocess images; a float tensor [B,channels,H,W] is used as it is."""
         if isinstance(images, Tensor) and images.is_floating_point():
-            return self._checked(images).detach().to(self.device, self.dtype)
+            return self._checked(images).detach().to(self._like())
         images = images.cpu().numpy() if isinstance(images, Tensor) else images
         if self.frames is not None:
             return prepared(images, self.frames, self.preprocess).to(self.device, self.dtype)
@@ -263,7 +266,7 @@ class Model:
             raise InputError(not_images(images, axes, self.channels, self.name))
         look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
-            preprocess.refuse_infinite(images.sum(dtype=torch.float64))
+            preprocess.refuse_infinite(images.sum(dtype=widest(images.device)))
             look()
         elif not capturing(images):  # once, as it waits for the GPU
             self.facts.find("range of an image on the GPU", look)
@@ -314,8 +317,8 @@ class Model:
     def _call(self, images: Images, given: Given) -> Any:
         images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
         if given or self.arguments.kind:
-            return self.arguments.call(self._forward or self.module, images, given)
-        return self._forward(images) if self._forward is not None else self.library.run(self.module, images)
+            return self.arguments.call(self._forward or self._called, images, given)
+        return self._forward(images) if self._forward is not None else self.library.run(self._called, images)
 
     def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
@@ -336,10 +339,12 @@ class Model:
         """Hold the network in eval mode, uncompiled, for one thread; restore everything on exit."""
         return hold_still(self.module, self.facts.lock, wrapped=self.net is not self.module)
 
-
-def unwrap(net: nn.Module) -> nn.Module:
-    """The network inside torch.compile and DataParallel."""
-    inner = getattr(net, "_orig_mod", None)
-    if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = net.module
-    return net if inner is None else unwrap(inner)
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Hold the network in eval mode, and run it as the user compiled it."""
+        with hold_still(self.module, self.facts.lock, wrapped=False, eager=False):
+            self._called = self.net
+            try:
+                yield
+            finally:
+                self._called = self.module

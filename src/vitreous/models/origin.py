@@ -71,14 +71,15 @@ class Origin:
 
 def state_of(model: Model) -> tuple[Any, ...]:
     """Changes when weights are changed in place (by an optimiser, load_state_dict, …) or moved to another type."""
-    tensors: list[Tensor] = model.facts.find("weights", lambda: list(model.module.state_dict(keep_vars=True).values()))
-    tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
-    return sum(changes(tensor) for tensor in tensors), str(tensors[0].dtype) if tensors else ""
+    counted: list[Tensor]
+    first, counted = model.facts.find("weights", lambda: weights_of(model))
+    return sum(tensor._version for tensor in counted), "" if first is None else str(first.dtype)
 
 
-def changes(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; those of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+def weights_of(model: Model) -> tuple[Tensor | None, list[Tensor]]:
+    """The first of its weights, and all that count their changes: those of inference mode do not."""
+    tensors = [t for t in model.module.state_dict(keep_vars=True).values() if isinstance(t, Tensor)]
+    return next(iter(tensors), None), [tensor for tensor in tensors if not tensor.is_inference()]
 
 
 def file_hash(model: Model, file: Path) -> dict[str, Any]:

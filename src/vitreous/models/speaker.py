@@ -19,9 +19,10 @@ from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images.preprocess import measured
 from vitreous.models.facts import Facts, facts_of
 from vitreous.models.inputs import Given, Inputs
+from vitreous.models.kinds_of_module import unwrap
 from vitreous.models.layout import Layout
 from vitreous.models.libraries import vlm
-from vitreous.models.model import Model, unwrap
+from vitreous.models.model import Model
 from vitreous.models.output import Form, see
 from vitreous.types import Extent, Images
 

@@ -14,6 +14,7 @@ from vitreous.models.kinds_of_module import is_compiled
 from vitreous.models.libraries import CHECKPOINTING, HOOKS
 
 FLAGS = ("training", *CHECKPOINTING)  # of a module: off while it is watched
+RARE = frozenset({*CHECKPOINTING, *HOOKS, "_compiled_call_impl"})  # attributes that few modules have of their own
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class Still:
 
 
 @contextmanager
-def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool) -> Iterator[Still]:
-    """Hold a network in eval mode, uncompiled, for one thread; restore everything on exit.
+def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool, eager: bool = True) -> Iterator[Still]:
+    """Hold a network in eval mode, for one thread; restore everything on exit.
 
-    `wrapped`: it is inside another module, such as that of torch.compile.
+    `wrapped`: it is inside another module, such as that of torch.compile. `eager`: run it uncompiled.
     """
     with lock, ExitStack() as stack:
-        names, compiled, hooked = {}, wrapped, False
+        names: dict[int, str] = {}
+        compiled, hooked = wrapped, False
         left = [("", net)]
         while left:
             name, module = left.pop()
@@ -39,14 +41,20 @@ def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool)
             if id(module) in names:
                 continue
             names[id(module)] = name
-            inner = own["_modules"].items()
-            left += [(f"{name}.{key}" if name else key, child) for key, child in inner if child is not None]
+            inner = own["_modules"]
+            if inner:
+                before = f"{name}." if name else ""
+                left += [(before + key, child) for key, child in inner.items() if child is not None]
+            if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+                hooked = True
+            if not inner and not own.get("training") and own.keys().isdisjoint(RARE):
+                continue
             compiled = compiled or is_compiled(module)
-            hooked = hooked or bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or not HOOKS.isdisjoint(own))
+            hooked = hooked or not HOOKS.isdisjoint(own)
             for flag in FLAGS:  # checkpointing would run parts of the network again, unwatched
                 if own.get(flag) is True:
                     stack.callback(setattr, module, flag, True)
                     setattr(module, flag, False)
-        if compiled:
+        if compiled and eager:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield Still(names, hooked)

@@ -28,6 +28,7 @@ from vitreous.plot.panel import (
     legend_height,
     shape,
 )
+from vitreous.plot.png import png_file
 from vitreous.plot.raster import drawn
 from vitreous.plot.sheet import BAR, DPI, LABEL, QUIET, SMALL, Sheet, compact, printable
 from vitreous.plot.strip import attribution_strips, is_video, strip_figure
@@ -57,7 +58,6 @@ ACROSS = 5  # methods side by side
 MOST = 16  # images in one figure
 BEST = 5  # classes shown
 PIXELS = {"png": "PNG", "jpg": "JPEG", "jpeg": "JPEG", "webp": "WEBP"}  # endings, and what Pillow calls them
-QUICK = {"png": {"compress_type": 3}}  # Z_RLE: 2 % larger than zlib's usual way, in a quarter of the time
 MATPLOTLIB = Lock()  # it is not made for several threads
 
 
@@ -319,7 +319,10 @@ def rendered(figure: Sheet | Figure, kind: str, told: Mapping[str, Any] | None =
     buffer = io.BytesIO()
     mark = marks.pixels(kind, told) if kind in PIXELS else {}
     if isinstance(figure, Sheet) and figure.canvas is None and kind in PIXELS:
-        drawn(figure, DPI).save(buffer, PIXELS[kind], dpi=(DPI, DPI), **QUICK.get(kind, {}), **mark)
+        image = drawn(figure, DPI)
+        if kind == "png":
+            return png_file(image, DPI, mark["pnginfo"])
+        image.save(buffer, PIXELS[kind], dpi=(DPI, DPI), **mark)
         return buffer.getvalue()
     with MATPLOTLIB:
         shown = figure.figure if isinstance(figure, Sheet) else figure

@@ -24,7 +24,7 @@ from vitreous.models.survey_run import noise_images
 from vitreous.registry import METHODS, ConfiguredMethod, Method, Noted
 from vitreous.trace.aim import Aimed, aimed
 from vitreous.trace.batched_targets import maps_of, targets_at_once
-from vitreous.trace.cuda_graphs import key_of, replays
+from vitreous.trace.cuda_graphs import replays
 from vitreous.trace.parse_target import asks_latent, parse
 from vitreous.trace.parse_target import listed as parse_list
 from vitreous.trace.placing import place
@@ -266,7 +266,7 @@ def computed(
     asked = trace.model.form in (Form.DETECTIONS, Form.WORDS)
     if asked and declared.attention and trace.queries is None:
         return at_queries(trace, declared, targets, values)
-    several = len(targets) > 1 and declared.takes_several(values)
+    several = len(targets) > 1 and trace.shared is None and declared.takes_several(values)
 
     def run(own: Trace, asked: Sequence[Target]) -> list[Noted]:
         device, one = own.images.device.type, partial(declared.run, own, **values)
@@ -281,11 +281,11 @@ def computed(
         return (*maps, own.output) if declared.targeted else (*maps,)
 
     replay = trace.fresh and on_gpu(trace.images) and not trace.inputs and trace.queries is None
-    graphs = replays(declared, values, trace.images, *targets) if replay else None
+    graphs = replays(trace.model, declared, values, trace.images, *targets) if replay else None
     if graphs is None:
         return run(trace, targets), None
-    key = key_of(declared.name, values, trace.model, trace.images, *targets)
-    made = graphs(key, replayed, trace.images, targets)
+    kept, key = graphs
+    made = kept(key, replayed, trace.images, targets)
     trace.refuse_infinite()
     maps, output = made[: len(targets)], made[len(targets) :]
     return [Noted(map, {}) for map in maps], next(iter(output), None)

@@ -4,18 +4,27 @@ For a ViT of usual size, Python takes longer to launch and observe the kernels t
 `with vitreous.replay():` the second batch of a shape is recorded and every later one is replayed without Python in
 between: the same kernels with the same results. Weights may change in place; a network whose tensors are replaced is
 recorded again. The graphs and their memory are released when the context ends.
+
+`replay("limited")` is meant for programs that do not know what they will run. The third batch is recorded and its
+result compared, hooks and every attribute that Python code may read belong to the key, and the graphs of a network hold
+at most a share of the free memory: the one that was not used for longest goes first. They go with the network, or by
+`model.forget()`. It was not yet measured on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitreous._support.memory import budget
+from vitreous.capture.attention import near
+from vitreous.errors import OptionError
 from vitreous.models.model import Model
 from vitreous.registry import Method
 from vitreous.trace.target import Numbered, Target
@@ -24,13 +33,21 @@ from vitreous.types import Images
 Made = tuple[Tensor, ...]
 Targets = tuple[Target, ...]
 Run = Callable[[Images, Targets], Made]
-_replays: ContextVar[Replays | None] = ContextVar("vitreous_replay", default=None)
+SHARE = 4  # graphs hold at most this part of the memory that a batch may use
+PLAIN = (bool, int, float, str, tuple, type(None))
+OWN = frozenset(vars(nn.Module())) - {"training"}  # attributes that every module has; its tensors are in the key
+_replays: ContextVar[Replays | Literal["limited"] | None] = ContextVar("vitreous_replay", default=None)
 
 
 @contextmanager
-def replay() -> Iterator[None]:
-    """Replay repeated batches of one shape as CUDA graphs within this context; has no effect on other devices."""
-    token = _replays.set(Replays())
+def replay(how: Literal["all", "limited"] = "all") -> Iterator[None]:
+    """Replay repeated batches of one shape as CUDA graphs within this context; has no effect on other devices.
+
+    `limited`: from the third batch on, within a limit of memory, for a network that may change in any way.
+    """
+    if how not in ("all", "limited"):
+        raise OptionError(f"replay takes 'all' or 'limited', not {how!r}")
+    token = _replays.set(Replays() if how == "all" else "limited")
     try:
         yield
     finally:
@@ -38,9 +55,12 @@ def replay() -> Iterator[None]:
 
 
 class Graph:
-    """The CUDA graph of one method for one shape and one or more targets."""
+    """The CUDA graph of one method for one shape and one or more targets.
 
-    def __init__(self, run: Run, images: Images, targets: Targets) -> None:
+    `errors`: "global" forbids other threads to allocate memory meanwhile, "thread_local" does not.
+    """
+
+    def __init__(self, run: Run, images: Images, targets: Targets, errors: str = "global") -> None:
         self.images = images.clone()
         self.index = torch.zeros(len(targets), len(images), dtype=torch.long, device=images.device)
         numbered = [one.class_numbers(len(images)) is not None for one in targets]
@@ -51,9 +71,11 @@ class Graph:
         with torch.cuda.stream(aside):
             run(self.images, asked)  # warm-up: libraries choose their kernels and allocate memory
         torch.cuda.current_stream().wait_stream(aside)
+        before = torch.cuda.memory_reserved(images.device)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, capture_error_mode=errors):
             self.made = run(self.images, asked)
+        self.bytes = torch.cuda.memory_reserved(images.device) - before + self.images.nbytes
 
     def put(self, images: Images, targets: Targets) -> None:
         self.images.copy_(images, non_blocking=True)
@@ -71,29 +93,103 @@ class Graph:
 class Replays:
     """The graphs of a context."""
 
-    def __init__(self) -> None:
-        self.graphs: dict[Any, Graph | None] = {}  # None: the shape was seen once
-        self.unrecordable: set[Any] = set()  # shapes whose runs CUDA refuses to record
+    seen_before = 1  # batches of a shape that run as usual
+    errors = "global"
 
-    def __call__(self, key: Any, run: Run, images: Images, targets: Targets) -> Made:
-        if key not in self.graphs or key in self.unrecordable:
-            self.graphs[key] = None
+    def __init__(self) -> None:
+        self.graphs: dict[Hashable, Graph] = {}  # the one that was not used for longest first
+        self.times: dict[Hashable, int] = {}  # how often a key was seen
+        self.unrecordable: set[Hashable] = set()  # shapes whose runs CUDA refuses to record
+
+    def __call__(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        if key in self.graphs:
+            self.graphs[key] = graph = self.graphs.pop(key)
+            return graph(images, targets)
+        self.times[key] = self.times.get(key, 0) + 1
+        if key in self.unrecordable or self.times[key] <= self.seen_before:
             return run(images, targets)
-        graph = self.graphs[key]
-        if graph is None:
-            try:
-                graph = self.graphs[key] = Graph(run, images, targets)
-            except RuntimeError:  # a copy from the CPU within the run, for example
-                self.unrecordable.add(key)
-                return run(images, targets)
+        return self.record(key, run, images, targets)
+
+    def record(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        """Record a run; returns its result."""
+        try:
+            graph = self.graphs[key] = Graph(run, images, targets, self.errors)
+        except RuntimeError:  # a copy from the CPU within the run, for example, or too little memory
+            self.unrecordable.add(key)
+            return run(images, targets)
         return graph(images, targets)
 
 
-def replays(method: Method, values: dict[str, Any], images: Images, *targets: Target) -> Replays | None:
-    """The graphs of the current context, if the method can be replayed."""
+class Limited(Replays):
+    """The graphs of a network that may change, in a program with other threads: compared once, limited in memory."""
+
+    seen_before = 2
+    errors = "thread_local"
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.lock = model.facts.lock
+
+    def __call__(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        with self.lock:
+            return super().__call__(key, run, images, targets)
+
+    def record(self, key: Hashable, run: Run, images: Images, targets: Targets) -> Made:
+        plain, found = run(images, targets), super().record(key, run, images, targets)
+        if key in self.graphs and not all(map(near, found, plain)):
+            del self.graphs[key]
+            self.unrecordable.add(key)
+        self.forget(budget(images.device) // SHARE)
+        return plain
+
+    def forget(self, limit: int) -> None:
+        """Release graphs, the one that was not used for longest first, until the rest holds less than this."""
+        while self.graphs and sum(graph.bytes for graph in self.graphs.values()) > limit:
+            key = next(iter(self.graphs))
+            del self.graphs[key]
+            self.unrecordable.add(key)  # else it would be recorded again and again
+
+
+def replays(
+    model: Model, method: Method, values: dict[str, Any], images: Images, *targets: Target
+) -> tuple[Replays, Hashable] | None:
+    """The graphs in which this run is looked up, with its key; None if it cannot be replayed."""
     found = _replays.get()
     asked = all(target.replay_key is not None for target in targets)
-    return found if asked and images.is_cuda and method.can_replay(values) else None
+    if found is None or not (asked and images.is_cuda and method.can_replay(values)):
+        return None
+    key = key_of(method.name, values, model, images, *targets)
+    if isinstance(found, Replays):
+        return found, key
+    state = state_of(model)
+    if state is None:
+        return None
+    by_model: WeakKeyDictionary[Model, Limited] = model.facts.find("CUDA graphs", WeakKeyDictionary)
+    own = by_model.setdefault(model, Limited(model))
+    return own, (key, state, torch.cuda.current_stream(images.device).cuda_stream)
+
+
+def state_of(model: Model) -> Hashable | None:
+    """Everything of a network that Python code may depend on: its modules and their attributes, and torch's settings.
+
+    None if someone has hooked into it: a replay would not call the hooks.
+    """
+    with model.still() as still:
+        if still.hooked:
+            return None
+    told: list[Any] = [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    told += [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+    told += [torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()]
+    configs: dict[int, Any] = {}
+    for module in model.module.modules():
+        own = module.__dict__
+        told += [id(module), *map(id, own["_modules"].values())]
+        told += [value if isinstance(value, PLAIN) else id(value) for name, value in own.items() if name not in OWN]
+        if "config" in own:
+            configs[id(own["config"])] = own["config"]
+    for config in configs.values():
+        told.append(repr(sorted(getattr(config, "__dict__", {}).items())))
+    return hash(tuple(map(repr, told)))
 
 
 def key_of(method: str, values: dict[str, Any], model: Model, images: Images, *targets: Target) -> Any:

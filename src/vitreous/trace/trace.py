@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitreous._support.memory import batch_size, in_batches
 from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower, Visitor, shown
@@ -21,9 +20,11 @@ from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.models.readers import reader_weights
+from vitreous.trace.big import follow_big, sparing
 from vitreous.trace.crops import Crops
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
+from vitreous.trace.shared import Shared, can_share, outputs, shared_by
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
 
@@ -38,6 +39,7 @@ class Trace(Batch):
         self.crops = Crops(model, images)
         self.layout = model.layout_at(self.extent, self.inputs)
         self.queries: list[tuple[int, ...]] | None = None  # of a detector: those whose tokens are read (queries.py)
+        self.shared: Shared | None = None  # the forward pass of many methods, if it was asked for
         self._record: Stopped | None = None
         self._cuts: dict[tuple[int, bool], Finished] = {}
         self._followed: dict[bool, tuple[Finished, Follower]] = {}
@@ -71,6 +73,20 @@ class Trace(Batch):
             leaf = self.images.detach().clone().requires_grad_()
             kept = self._record = self.run(leaf, Run.from_pixels().of(range(len(self))))
         return kept
+
+    def share(self) -> None:
+        """Make one forward pass for many methods, with all that the model's own gradient shows; if it can be made."""
+        if self.shared is None and can_share(self.model, self.layout):
+            leaf, how = self.images.detach().clone().requires_grad_(), Run.noting_layer(self.layout.layers - 1)
+            self.shared = shared_by(partial(self.run, leaf, how.of(range(len(self)))))
+            self._record = self._record if self.shared is None else self.shared.run
+
+    def release(self) -> None:
+        """Let go of all forward passes; an output is kept, if there is no more to it that methods may ask for."""
+        if can_share(self.model, self.layout) and not self.fresh:
+            self._record, self.shared = outputs(self.any_finished()), None
+            for passes in (self._cuts, self._followed, self._kept, self.ends):
+                passes.clear()
 
     @property
     def fresh(self) -> bool:
@@ -245,23 +261,30 @@ class Trace(Batch):
         """The score of a target, one number per image."""
         return score_of(target, run or self.any_finished())
 
-    def grads(self, target: Target) -> tuple[Tensor, ...]:
+    def grads(self, target: Target, run: Finished | None = None) -> tuple[Tensor, ...]:
         """∂y/∂O of every layer, in the axes of its `node`; zeros if the score does not depend on a layer."""
-        record = self.differentiable()
+        if self.shared is not None:
+            return self.shared.gradients(target).layers
+        record = run or self.differentiable()
         return gradients(self.score(target, record), [layer.node for layer in record.layers])
 
     def followed(self, *, seen: bool = True) -> tuple[Finished, Follower]:
         """A forward pass whose backward visits A and ∂y/∂A of every layer; `seen`: also record the last attention."""
+        if self.shared is not None:
+            return self.shared.run, Follower(self.layout.tokens)
         if True in self._followed:
             return self._followed[True]
         if seen not in self._followed:
-            narrow = narrowing(self, fold=not seen) if self.layout.entries else None
-            run = self._follow(narrow)
-            folded = narrow is not None and narrow.fold is not None
-            if folded and not (len(run[0].layers) == self.layout.layers - 1 and is_followed(run[0])):
-                run = self._follow(Narrow())  # with a folded last block, not all layers can be visited
-            self._followed[seen] = run
+            self._followed[seen] = (None if seen else follow_big(self)) or self._follow_all(seen)
         return self._followed[seen]
+
+    def _follow_all(self, seen: bool) -> tuple[Finished, Follower]:
+        narrow = narrowing(self, fold=not seen) if self.layout.entries else None
+        run = self._follow(narrow)
+        folded = narrow is not None and narrow.fold is not None
+        if folded and not (len(run[0].layers) == self.layout.layers - 1 and is_followed(run[0])):
+            run = self._follow(Narrow())  # with a folded last block, not all layers can be visited
+        return run
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
         follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
@@ -273,18 +296,20 @@ class Trace(Batch):
     def follow(self, target: Target, visit: Visitor) -> None:
         """Pass A and A ⊙ ∂y/∂A of every layer to `visit`, by rows, from the last layer to the first."""
         record, follower = self.followed(seen=False)
-        y = self.score(target, record)
         if is_followed(record):
             follower.visitor = visit
-            gradients(y, [record.entry])
+            gradients(self.score(target, record), [record.entry])
             return
-        for layer, grad in reversed(list(zip(record.layers, gradients(y, [one.node for one in record.layers])))):
+        for layer, grad in reversed(list(zip(record.layers, self.grads(target, record)))):
             visit(shown(layer, grad))
 
     def entry_grad(self, target: Target, layer: int = -1) -> tuple[Tensor, Tensor]:
         """T, the tokens that enter a layer's attention, and ∂y/∂T ([B N D] or [B h w D]); runs later layers only."""
-        record = self.cut(layer, seen=False)
-        (grad,) = gradients(self.score(target, record), [record.entry])
+        if self.shared is not None and self.layer_number(layer) == self.layout.layers - 1:
+            record, grad = self.shared.run, self.shared.gradients(target).entry
+        else:
+            record = self.cut(layer, seen=False)
+            (grad,) = gradients(self.score(target, record), [record.entry])
         return self.batch_first(record.entry.detach()), self.batch_first(grad)
 
     def batch_first(self, tokens: Tensor) -> Tensor:
@@ -298,30 +323,19 @@ class Trace(Batch):
         kept = self._record
         if isinstance(kept, Finished) and kept.images.requires_grad:
             return kept
-        return self.kept("pixels", lambda: (self._from_pixels(self.images), None))[0]
+        return self.kept("pixels", lambda: (self.from_pixels(self.images), None))[0]
 
-    def _from_pixels(self, images: Images) -> Finished:
-        """Of one or more versions of the batch."""
+    def pixel_grad(self, target: Target) -> Images:
+        """∂y/∂x."""
+        if self.shared is not None:
+            return self.shared.gradients(target).pixels
+        record = self.pixels()
+        return gradients(self.score(target, record), [record.images])[0]
+
+    def from_pixels(self, images: Images) -> Finished:
+        """A forward pass of one or more versions of the batch that is differentiable from the pixels on."""
         leaf, rows = images.detach().clone().requires_grad_(), list(range(len(self))) * (len(images) // len(self))
-        return self.run(leaf, self.least(Run.from_pixels()).of(rows))
-
-    def input_grads(self, target: Target, versions: Iterable[Images]) -> Iterator[Tensor]:
-        """∂y/∂x at each of several versions of the batch, which share forward passes if small; fix the target first.
-
-        `versions` is consumed lazily.
-        """
-        count, left = len(self), iter(versions)
-        most = max(1, batch_size(self.layout.footprint[1], self.images.device) // count)
-
-        def grads(part: slice) -> Tensor:
-            record = self._from_pixels(torch.cat(some[part]))
-            y = self.score(target.of_rows(list(range(count)) * (part.stop - part.start)), record)
-            (grad,) = gradients(y, [record.images], keep=False)
-            return widen(grad).reshape(-1, count, *grad.shape[1:])
-
-        while some := list(islice(left, most)):
-            for grad in in_batches(grads, len(some), len(some)):
-                yield from grad
+        return self.run(leaf, sparing(self, self.least(Run.from_pixels()).of(rows)))
 
     # ------------------------------------------------------------------------------------------------- randomness
 

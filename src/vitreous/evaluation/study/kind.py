@@ -127,6 +127,14 @@ class Kind(ABC):
     def work(self, scene: Scene) -> dict[str, Outcome]:
         """Every method on one batch."""
 
+    def begin(self, trace: Trace) -> None:
+        """Make the forward pass with which the work on a batch begins."""
+        trace.whole()
+
+    def work_all(self, scenes: Sequence[Scene]) -> list[dict[str, Outcome]]:
+        """The same for several targets of one batch."""
+        return [self.work(scene) for scene in scenes]
+
     @abstractmethod
     def findings(self, study: Rows) -> Findings:
         """The findings from the rows of one model."""

@@ -15,6 +15,8 @@ from vitreous.models.model import Model
 from vitreous.plot.colour import is_control
 from vitreous.registry import METHODS
 from vitreous.trace.apply import faults, is_aimed, why_not
+from vitreous.trace.shared import Chosen, in_groups, pays
+from vitreous.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow
@@ -49,8 +51,29 @@ class Maps(Kind):
     def check(self, model: Model) -> list[str]:
         return check_methods(self.chosen, model)
 
+    def begin(self, trace: Trace) -> None:
+        if pays(self.declarations, alone=True):
+            trace.share()
+        if trace.shared is None:
+            trace.whole()
+
     def work(self, scene: Scene) -> dict[str, Outcome]:
-        return {name: self.one(scene, name) for name in self.chosen}
+        return self.work_all([scene])[0]
+
+    def work_all(self, scenes: Sequence[Scene]) -> list[dict[str, Outcome]]:
+        """Methods that read the same forward pass together; maps that do not depend on the target are made once."""
+        trace, found = scenes[0].trace, [dict[str, Outcome]() for _ in scenes]
+        for group in in_groups(self.declarations):
+            for scene, made in zip(scenes, found):
+                for name in group:
+                    once = made is not found[0] and not is_aimed(trace.model, METHODS[name])
+                    made[name] = found[0][name] if once else self.one(scene, name)
+            trace.release()
+        return [{name: made[name] for name in self.chosen} for made in found]
+
+    @property
+    def declarations(self) -> Chosen:
+        return {name: (METHODS[name], values) for name, values in self.chosen.items()}
 
     def one(self, scene: Scene, name: str) -> Outcome:
         return run_method(scene, name, self.chosen[name])

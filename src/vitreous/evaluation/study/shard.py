@@ -178,14 +178,10 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
     try:
         trace = Trace(rows.model, torch.as_tensor(batch.images), rows.beside(batch.numbers))
         trace.crops = replace(trace.crops, prepared=True)
-        trace.whole()
-        shown = [number in rows.loaded.photos for number in batch.numbers]
-        for t, asked in enumerate(rows.recipe.targets):
-            target = target_of(rows, trace, batch, asked)
-            timed, pool = rows.shard.first == 0, rows.pool(asked)
-            name = rows.recipe.names[rows.shard.model]
-            scene = Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers, name)
-            for method, outcome in rows.recipe.kind.work(scene).items():
+        rows.recipe.kind.begin(trace)
+        scenes = [scene_of(rows, trace, batch, asked) for asked in rows.recipe.targets]
+        for t, (scene, made) in enumerate(zip(scenes, rows.recipe.kind.work_all(scenes))):
+            for method, outcome in made.items():
                 if outcome.error is not None and not alone and not isinstance(outcome.error, PERMANENT):
                     raise Failed(outcome.error)
                 tally.add(method, outcome, len(batch))
@@ -197,6 +193,14 @@ def on_part(rows: Rows, batch: Batch, tally: Tally) -> dict[Place, dict[str, Any
             raise
         raise Failed(error) from error
     return found
+
+
+def scene_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Scene:
+    """One batch with one target."""
+    shown = [number in rows.loaded.photos for number in batch.numbers]
+    target, timed, pool = target_of(rows, trace, batch, asked), rows.shard.first == 0, rows.pool(asked)
+    name = rows.recipe.names[rows.shard.model]
+    return Scene(trace, target, batch.masks, shown, timed, pool, batch.numbers, name)
 
 
 def target_of(rows: Rows, trace: Trace, batch: Batch, asked: str | None) -> Target | None:

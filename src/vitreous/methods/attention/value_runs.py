@@ -7,7 +7,7 @@ The block itself is run again with another attention output, so nothing needs to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +27,7 @@ from vitreous.models.layout import Layout
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Tokens
 
+Names = list[list[tuple[str | None, str | None]]]  # of the weight and the bias of each projection, by layer
 ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
 
@@ -186,6 +187,9 @@ def record(
 
     `rows`: of which images. Layers before the first of `numbers` are not kept.
     """
+    names = trace.facts.get(projections_at(trace)) if projections and not numbers else None
+    if names is not None and list(rows) == list(range(len(trace))) and trace.surgery is None:
+        return recorded(trace, names)
     images = trace.images[list(rows)]
     layout, device = trace.layout, trace.images.device.type
     since = min(numbers) if numbers and layout.calls == layout.layers else 0
@@ -210,10 +214,43 @@ def record(
     calls = [call for call in seen.calls if layout.is_layer(call, len(images))]
     if not calls:
         raise trace.no_layers()
+    if projections and since == 0:
+        trace.facts.note(projections_at(trace), names_of_projections(trace, [readers.found.get(c, []) for c in calls]))
     exact = calls[0].v.dtype == calls[0].wide
     return {
         i: Layer(layout.arranged(call, len(images)), readers.found.get(call, []), exact, blocks.get(i))
         for i, call in enumerate(calls, since)
+    }
+
+
+def projections_at(trace: Trace) -> Hashable:
+    return "the output projections", trace.extent
+
+
+def names_of_projections(trace: Trace, found: list[list[Projection]]) -> Names | None:
+    """The projections of each layer by the names of their parameters; None if one has none, or is not a parameter."""
+    names = {id(parameter): name for name, parameter in trace.model.module.named_parameters()}
+    each = [[(named(one.weight, names), named(one.bias, names)) for one in some] for some in found]
+    known = all(each) and not any("" in pair for some in each for pair in some)
+    return each if known else None
+
+
+def named(parameter: Tensor | None, names: dict[int, str]) -> str | None:
+    """The name of a parameter, "" if it has none; None if there is none."""
+    return None if parameter is None else names.get(id(parameter), "")
+
+
+def recorded(trace: Trace, names: Names) -> dict[int, Layer]:
+    """The layers that the trace has recorded, with the projections that an earlier run of this network has shown."""
+    layers = trace.attention
+
+    def parameter(name: str | None) -> Tensor | None:
+        return None if name is None else trace.model.module.get_parameter(name)
+
+    exact = layers[0].v.dtype == layers[0].wide
+    return {
+        i: Layer(layer, [Projection(parameter(weight), parameter(bias)) for weight, bias in some], exact)
+        for i, (layer, some) in enumerate(zip(layers, names, strict=True))
     }
 
 

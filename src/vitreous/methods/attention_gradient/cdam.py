@@ -27,12 +27,17 @@ def is_plain(options: Mapping[str, Any]) -> bool:
     return is_vanilla(options) and bool(options["split"] == "total")
 
 
+def graph_of(options: Mapping[str, Any]) -> str:
+    return "model" if is_plain(options) else ""
+
+
 @method(
     cite="brocki2023class",
     targeted=True,
     signed=True,
     tokens=True,
     several=is_vanilla,
+    graph=graph_of,
     replays=is_plain,
     quick=True,
     tried=[{"baseline": "mean"}],

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown
-from vitreous.methods.common import GradientRules, check_start, following
+from vitreous.methods.common import GradientRules, check_start, following, graph_of
 from vitreous.methods.decoded import gradient_steps, refuse_rules, two_modalities
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -22,6 +22,7 @@ from vitreous.types import Map
     stages=True,
     decodes=True,
     several=True,
+    graph=graph_of,
     replays=True,
     quick=True,
     tried=[{"rules": "libra"}],

@@ -5,7 +5,16 @@ from typing import Annotated
 from pydantic import Field
 
 from vitreous.capture.attention_backward import Shown, split, step
-from vitreous.methods.common import GradientRules, check_start, following, keeps_all, repeated_step, trim, trim_slots
+from vitreous.methods.common import (
+    GradientRules,
+    check_start,
+    following,
+    graph_of,
+    keeps_all,
+    repeated_step,
+    trim,
+    trim_slots,
+)
 from vitreous.methods.decoded import gradient_steps, refuse_rules, rolled
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -21,6 +30,7 @@ from vitreous.types import Map
     stages=True,
     decodes=True,
     several=True,
+    graph=graph_of,
     replays=keeps_all,
     tried=[{"discard": 0.9}, {"rules": "libra"}],
 )

@@ -63,7 +63,7 @@ def legrad(
     scores = [score_of(fixed, record, slice(count * i, count * (i + 1))) for i in range(1, blocks + 1)]
     grads = gradients(scores, [layer.node for layer in layers])
     if ruled is not None:
-        warn_of(ruled, trace.model.module, trace.model.name)
+        warn_of(ruled, trace.facts, trace.model.name)
     maps = []
     for number, (layer, grad) in enumerate(zip(layers, grads), first):
         stage = trace.layout.stage(number)

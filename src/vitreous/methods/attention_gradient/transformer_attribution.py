@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous._support.precision import widest
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
 from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
@@ -144,7 +145,7 @@ def relevances(trace: Trace, target: Target, start_layer: int = 0, precision: Pr
         with chefer.carrying_relevance():
             parts = torch.autograd.grad(ends, nodes, starts, retain_graph=True, allow_unused=True)
         found = [one if part is None else one.add_(part, alpha=sign) for one, part in zip(found, parts)]
-    warn_of(rules, trace.model.module, trace.model.name)
+    warn_of(rules, trace.facts, trace.model.name)
     seen = [taken(layer, len(begun)) for layer in layers]
     return [Layer(*each) for each in zip(layers, grads, found, seen)]
 
@@ -174,7 +175,7 @@ def dtype_of(precision: Precision, images: Images) -> torch.dtype:
     """The precision of the run: float64 or the model's own; float32 for float16, which over- and underflows."""
     if precision == "single":
         return torch.float32 if images.dtype == torch.float16 else images.dtype
-    if images.device.type == "mps":
+    if widest(images.device) != torch.float64:
         raise Unsupported(f"{images.device} has no float64: use transformer_attribution's precision=single, or the CPU")
     return torch.float64
 

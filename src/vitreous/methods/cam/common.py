@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -24,6 +24,13 @@ At = Annotated[
 ]
 Layers = Annotated[Literal["one", "all"], Field(description="this layer, or the sum over all (at=block only)")]
 Weigh = Callable[[Tensor, Tensor], Tensor]  # tokens and their gradients, [B … D], to one weight per channel, [B D]
+
+
+def graph_at(options: Mapping[str, Any]) -> str:
+    """The forward pass of these options: the model's own, or that under rules in which every block is noted."""
+    if options["rules"] == "libra":
+        return "libra" if options["at"] == "block" else ""
+    return "model" if options["at"] == "norm" and options["layer"] == -1 else ""
 
 
 @dataclass(frozen=True)

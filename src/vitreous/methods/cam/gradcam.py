@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitreous.methods.cam.common import At, Layer, Layers, Place, cam, over_tokens
+from vitreous.methods.cam.common import At, Layer, Layers, Place, cam, graph_at, over_tokens
 from vitreous.methods.common import Baseline, GradientRules
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -16,6 +16,7 @@ from vitreous.types import Map
     signed=True,
     tokens=True,
     several=True,
+    graph=graph_at,
     replays=True,
     quick=True,
     default=3,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from vitreous.errors import Unsupported
-from vitreous.methods.cam.common import At, Layer, Layers, Place, tokens_at
+from vitreous.methods.cam.common import At, Layer, Layers, Place, graph_at, tokens_at
 from vitreous.methods.common import Baseline, GradientRules, less_baseline, sum_layers
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -21,7 +21,14 @@ def is_libra(options: Mapping[str, Any]) -> bool:
 
 
 @method(
-    cite="draelos2020hirescam", targeted=True, signed=True, tokens=True, blocks=True, several=is_libra, replays=is_libra
+    cite="draelos2020hirescam",
+    targeted=True,
+    signed=True,
+    tokens=True,
+    blocks=True,
+    several=is_libra,
+    graph=graph_at,
+    replays=is_libra,
 )
 def hirescam(
     trace: Trace,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitreous.methods.cam.common import At, Layer, Layers, Place, cam, over_tokens
+from vitreous.methods.cam.common import At, Layer, Layers, Place, cam, graph_at, over_tokens
 from vitreous.methods.common import Baseline, GradientRules
 from vitreous.registry import method
 from vitreous.trace.target import Target
@@ -19,6 +19,7 @@ TINY = 1e-7  # added to the sum of activations, as the authors do
     tokens=True,
     blocks=True,
     several=True,
+    graph=graph_at,
     replays=True,
     tried=[{"rules": "libra", "layers": "all"}],
 )

@@ -6,13 +6,12 @@ from pydantic import Field
 
 from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channels
 from vitreous.registry import method
-from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True, replays=True, default=4)
+@method(cite="simonyan2014deep", targeted=True, signed=keeps_sign, several=True, graph="model", replays=True, default=4)
 def gradient(
     trace: Trace,
     target: Target,
@@ -26,6 +25,4 @@ def gradient(
 
     ∂y/∂x
     """
-    record = trace.pixels()
-    (grad,) = gradients(trace.score(target, record), [record.images])
-    return reduce_channels(grad.float(), reduce)
+    return reduce_channels(trace.pixel_grad(target).float(), reduce)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -8,13 +9,26 @@ from vitreous.methods.common import GradientRules, table_of
 from vitreous.methods.lrp.propagate import relevance_map
 from vitreous.methods.lrp.shifts import Shifts, averaged, unshifted
 from vitreous.registry import method
-from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Map
 
 
-@method(cite="shrikumar2017learning", targeted=True, signed=True, several=unshifted, replays=unshifted, quick=True)
+def graph_of(options: Mapping[str, Any]) -> str:
+    if options["shifts"] > 1:
+        return ""
+    return "libra" if options["rules"] == "libra" else "model" if options["wrt"] == "image" else ""
+
+
+@method(
+    cite="shrikumar2017learning",
+    targeted=True,
+    signed=True,
+    several=unshifted,
+    graph=graph_of,
+    replays=unshifted,
+    quick=True,
+)
 def input_x_gradient(
     trace: Trace,
     target: Target,
@@ -37,6 +51,4 @@ def input_x_gradient(
 
 
 def of_pixels(trace: Trace, target: Target) -> Map:
-    record = trace.pixels()
-    (grad,) = gradients(trace.score(target, record), [record.images])
-    return (record.images.detach().float() * grad.float()).sum(-3)
+    return (trace.images.detach().float() * trace.pixel_grad(target).float()).sum(-3)

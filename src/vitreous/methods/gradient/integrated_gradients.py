@@ -11,6 +11,7 @@ from vitreous.registry import Noted, method
 from vitreous.trace.perturb.fills import baseline_images, end_scores
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.versions import input_grads
 
 
 @method(cite="sundararajan2017axiomatic", targeted=True, signed=True, costly=True, cheap={"steps": 4})
@@ -34,7 +35,7 @@ def integrated_gradients(
     points, weights = path(steps)
     total = torch.zeros_like(images, dtype=torch.float32)
     way = (start + point * (images - start) for point in told(points, steps, "integrated_gradients"))
-    for weight, grad in zip(weights, trace.input_grads(fixed, way)):
+    for weight, grad in zip(weights, input_grads(trace, fixed, way)):
         total += weight * grad.float()
     parts = ((images - start).float() * total).sum(-3)  # [B Y X]
     gained = end_scores(trace, fixed, images) - end_scores(trace, fixed, start)

@@ -12,6 +12,7 @@ from vitreous.methods.gradient.channels import Reduce, keeps_sign, reduce_channe
 from vitreous.registry import method
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
+from vitreous.trace.versions import input_grads
 from vitreous.types import Images, Map
 
 
@@ -57,7 +58,7 @@ def smooth_gradient(trace: Trace, target: Target, noise: Iterable[Images], sigma
     width = sigma * (flat.amax(1) - flat.amin(1)).float().view(-1, *[1] * (images.ndim - 1))
     total, count = torch.zeros_like(images, dtype=torch.float32), 0
     noisy = ((images + width * unit).to(images.dtype) for unit in noise)
-    for grad in trace.input_grads(fixed, noisy):
+    for grad in input_grads(trace, fixed, noisy):
         total += grad.float() if power == 1 else grad.float().square()
         count += 1
     return total / count

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from vitreous.methods.common import Baseline, tokens_x_gradients
+from vitreous.methods.common import Baseline, blocks_x_gradients, tokens_x_gradients
 from vitreous.methods.lrp.contributions import bias_map, contributions
 from vitreous.registry import method
-from vitreous.trace.ruled import entering_blocks, ruled, token_grads
 from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -20,6 +19,10 @@ def without_bias(options: Mapping[str, Any]) -> bool:
     return not options["bias"]
 
 
+def graph_of(options: Mapping[str, Any]) -> str:
+    return "libra" if without_bias(options) else ""
+
+
 @method(
     cite="mehri2025libragrad",
     targeted=True,
@@ -28,6 +31,7 @@ def without_bias(options: Mapping[str, Any]) -> bool:
     blocks=True,
     joins=True,
     several=without_bias,
+    graph=graph_of,
     replays=without_bias,
     quick=True,
     tried=[{"baseline": "mean"}],
@@ -46,8 +50,7 @@ def libra_fullgrad(
     """
     if bias:
         return with_biases(trace, target, baseline)
-    found = ruled(trace, LIBRA)
-    return tokens_x_gradients(trace, token_grads(trace, found, target, entering_blocks(trace, found)), baseline)
+    return blocks_x_gradients(trace, target, LIBRA, baseline)
 
 
 def with_biases(trace: Trace, target: Target, baseline: Baseline) -> Map:

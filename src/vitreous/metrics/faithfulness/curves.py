@@ -20,13 +20,13 @@ from vitreous.trace.perturb.drop_tokens import (
     Undroppable,
     all_entering,
     ends_keeping,
-    has_room,
     refuse_dropping,
     scores_keeping,
 )
 from vitreous.trace.perturb.dropped_runs import kept
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
+from vitreous.trace.perturb.variant_scores import has_room
 from vitreous.trace.target import Target
 from vitreous.types import Scores
 

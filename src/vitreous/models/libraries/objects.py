@@ -9,8 +9,9 @@ from torch import nn
 
 from vitreous.errors import ModelError
 from vitreous.models.checkpoint import classes_in
+from vitreous.models.kinds_of_module import unwrap
 from vitreous.models.libraries import library_of
-from vitreous.models.model import Model, unwrap
+from vitreous.models.model import Model
 
 LABELS = ("id2label", "class_names", "labels", "classes", "label_names", "idx_to_class", "class_to_idx")
 

@@ -11,24 +11,21 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
-from vitreous.capture.attention import near, widen
+from vitreous.capture.attention import near
 from vitreous.errors import ModelError, OptionError, Unsupported
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
 from vitreous.trace.perturb.dropped_runs import kept, lean_run, run_keeping, run_leaving, run_without
 from vitreous.trace.perturb.entering_tokens import Entering, entered, tokens_entering
 from vitreous.trace.perturb.variant_runs import Kept, Left, Shared, one_gone
+from vitreous.trace.perturb.variant_scores import VariantScores, ends_of, scores_each
 from vitreous.trace.run import Finished
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
-VariantScores = Float[Tensor, "V"]
-Ends = dict[Hashable, tuple[Tensor, ...]]  # outputs and embeddings of variants, by what was changed
-MOST_KEPT = 2**25  # numbers in the cached outputs of all variants of a trace
 Source = Callable[[], Entering | None]  # None: images must run themselves
 WORKS = "can tokens be left out?"
 CUTS = "can tokens be cut out of the sequence?"
@@ -103,44 +100,6 @@ def all_entering(trace: Trace, index: int | None = None) -> Source:
         return Entering(trace, trace.images[:1], tokens_entering(trace, trace.images))
 
     return make
-
-
-def scores_each(
-    trace: Trace,
-    target: Target,
-    rows: Sequence[int],
-    run: Callable[[slice], Finished],
-    what: str | None = None,
-    share: float = 1.0,
-    key: Hashable | None = None,
-    ends: Ends | None = None,
-) -> VariantScores:
-    """Scores of variants, computed in slices; variant i belongs to image `rows[i]` and takes this share of its memory.
-
-    `key` identifies the variants within `ends`, so that other targets can reuse their outputs; default: those of the
-    trace.
-    """
-    size = batch_size(int(share * trace.layout.footprint[0]), trace.images.device)
-    kept = trace.ends if ends is None else ends
-    if key is None or (key not in kept and not has_room(trace, len(rows), ends or {})):
-        return torch.cat(
-            in_batches(lambda part: trace.score(target.of_rows(rows[part]), run(part)).detach(), len(rows), size, what)
-        )
-    if key not in kept:
-        parts = in_batches(lambda part: ends_of(run(part)), len(rows), size, what)
-        kept[key] = tuple(torch.cat(part) for part in zip(*parts))
-    return widen(target.of_rows(rows)(*kept[key]))
-
-
-def has_room(trace: Trace, variants: int, ends: Ends) -> bool:
-    """Whether the outputs of so many variants can be kept beside these."""
-    held = sum(output.numel() for output, _ in ends.values())
-    return held + variants * (trace.model.outputs or 0) <= MOST_KEPT
-
-
-def ends_of(run: Finished) -> tuple[Tensor, Tensor]:
-    """The output and the embedding, from which scores are computed."""
-    return run.output.detach(), run.embedding.detach()
 
 
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:

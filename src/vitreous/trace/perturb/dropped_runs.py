@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vitreous.errors import ModelError
+from vitreous.trace.compiled import run_compiled
 from vitreous.trace.perturb.entering_tokens import Entering
 from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, repeated
 from vitreous.trace.run import Edit, Finished, Narrow, Run
@@ -27,6 +28,8 @@ def lean_run(
     shared: Shared | None = None,
 ) -> Finished:
     """Run variants (or what `enter` makes of their tokens) of the images `rows`, some tokens masked everywhere."""
+    if gone is None and enter is None and (found := run_compiled(trace, images, rows)) is not None:
+        return found
     how = trace.least(Run.to_output(), proven=gone is None).of(rows)
     if gone is not None and how.narrow is not None:
         how = how.narrowed(Narrow())  # keys can only be masked in an attention that is not folded

@@ -16,9 +16,9 @@ from torch import Tensor
 from vitreous.capture.attention import near
 from vitreous.errors import ModelError
 from vitreous.trace.last_block import known
-from vitreous.trace.perturb.drop_tokens import Ends, VariantScores, scores_each
 from vitreous.trace.perturb.dropped_runs import lean_run
 from vitreous.trace.perturb.entering_tokens import Entering, entered, tokens_entering
+from vitreous.trace.perturb.variant_scores import Ends, VariantScores, scores_each
 from vitreous.trace.run import Finished
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -43,7 +43,9 @@ def scores_hidden(
 
     @cache
     def hide() -> Hide:
-        return hide_tokens(trace, cover) if known(trace, LOCAL, lambda: is_local(trace)) else hide_pixels(trace, cover)
+        if trace.compiled or not known(trace, LOCAL, lambda: is_local(trace)):
+            return hide_pixels(trace, cover)
+        return hide_tokens(trace, cover)
 
     return scores_each(trace, target, rows, lambda part: hide()(rows[part], hidden[part]), what, key=key, ends=ends)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.capture import caller
 from vitreous.capture.entries import Entry
+from vitreous.models.facts import Facts
 
 Function = Callable[..., Any]
 Rule = Callable[..., Any]  # (function, *arguments) -> result
@@ -50,7 +50,6 @@ SPELLINGS |= {"subtract": "sub", "negative": "neg", "special_softmax": "softmax"
 IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "idiv": "div", "ipow": "pow"}
 OPERANDS = {"input": 0, "other": 1, "mat2": 1}
 ROOT = "_vitreous_root"  # attribute of a tensor: the signal of which it is an elementwise function
-_WARNED: WeakSet[nn.Module] = WeakSet()
 
 
 class RuleWarning(UserWarning):
@@ -67,6 +66,7 @@ class Table:
     instead: str = "its plain gradient"
     other: Rule | None = None  # the fallback for functions without a rule
     noted: frozenset[str] = frozenset()  # functions that are in `rules` for bookkeeping, not for relevance
+    repeats: bool = True  # rules treat a block that is run again alike: they count nothing, and ask for no origin
 
 
 class Rules(TorchFunctionMode):
@@ -129,10 +129,9 @@ def noting(unruled: dict[str, str], name: str, where: str) -> Callable[[Tensor],
     return hook
 
 
-def warn_of(rules: Rules, module: nn.Module, model: str) -> None:
+def warn_of(rules: Rules, facts: Facts, model: str) -> None:
     """Warn, once per model, about functions without a rule."""
-    if rules.unruled and module not in _WARNED:
-        _WARNED.add(module)
+    if rules.unruled and facts.first("a warning of functions without a rule"):
         listed = ", ".join(f"torch.{name} (in {where or 'its own code'})" for name, where in rules.unruled.items())
         said = f"{model}: no relevance rule for {listed}; {rules.table.instead} is used"
         warnings.warn(said, RuleWarning, stacklevel=3)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
-from vitreous.trace.perturb.drop_tokens import Undroppable, ends_of, refuse_dropping
+from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping
 from vitreous.trace.perturb.dropped_runs import lean_run
 from vitreous.trace.perturb.fills import filled
 from vitreous.trace.perturb.hide_patches import hide_pixels, pixels_of
+from vitreous.trace.perturb.variant_scores import ends_of
 from vitreous.trace.run import Finished
 from vitreous.trace.target import Class
 from vitreous.trace.trace import Trace
