@@ -1,6 +1,6 @@
 """What runs many variants of an image: its cost, where the time goes, and what could fill a GPU better.
 
-    python benchmarks/variants.py                                        # ViT-B/16, bfloat16, on a GPU: under 90 s
+    python benchmarks/variants.py                                        # ViT-B/16, bfloat16, on a GPU
     python benchmarks/variants.py --model deit_tiny_patch16_224 --size 96 --dtype float32 --batch 2 --device cpu
 
 Everything is in forwards: of an image, in a plain forward pass of a batch (64 images). *busy*: the time that the GPU
