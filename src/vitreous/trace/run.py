@@ -55,7 +55,6 @@ class Run:
     Run.to_last_attention()      only up to the last layer's attention
     Run.from_pixels()            differentiable from the pixels
     Run.from_layer(3)            differentiable from the tokens that enter layer 3's attention
-    Run.noting_layer(3)          differentiable from the pixels; these tokens are noted
     Run.watched_backward(f)      differentiable from layer 0; the backward pass shows A and ∂y/∂A to `f`
     """
 
@@ -92,10 +91,6 @@ class Run:
     @classmethod
     def from_layer(cls, layer: int, edit: Edit = same) -> Run:
         return cls(layer=layer, edit=edit)
-
-    @classmethod
-    def noting_layer(cls, layer: int) -> Run:
-        return cls(grad=True, layer=layer)
 
     @classmethod
     def watched_backward(cls, follower: Follower) -> Run:

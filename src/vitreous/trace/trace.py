@@ -77,7 +77,7 @@ class Trace(Batch):
     def share(self) -> None:
         """Make one forward pass for many methods, with all that the model's own gradient shows; if it can be made."""
         if self.shared is None and can_share(self.model, self.layout) and not is_big(self):
-            leaf, how = self.images.detach().clone().requires_grad_(), Run.noting_layer(self.layout.layers - 1)
+            leaf, how = self.images.detach().clone().requires_grad_(), Run(grad=True, layer=self.layout.layers - 1)
             self.shared = shared_by(partial(self.run, leaf, how.of(range(len(self)))))
             self._record = self._record if self.shared is None else self.shared.run
 
