@@ -269,7 +269,7 @@ def test_one_replay_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(images.clone(), (Numbered(torch.tensor(targets[0].index)), targets[1]))
 
     monkeypatch.setattr(apply, "on_gpu", lambda images: True)
-    monkeypatch.setattr(apply, "replays", lambda *given: graphs)
+    monkeypatch.setattr(apply, "replays", lambda *given: (graphs, "key"))
     with counting.counted_runs() as runs:
         check(vitreous.explain_targets(model, images, "gae", asked), alone)
     assert len(calls) == 1 and runs == [3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ class Model:
         if not isinstance(net, nn.Module):
             raise ModelError(f"a {type(net).__name__} is not a network; give an nn.Module, or a name to vitreous.load")
         self.net, self.module = net, unwrap(net)
-        self._called = self.module  # what a run calls
+        self._compiled = False  # whether a run calls what the user compiled
         self.name = name or self.library.name(self.module)
         self.labels = name_classes(labels if labels is not None else self.library.labels(self.module))
         known = True if labels is not None or self.labels else self.library.classifies(self.module)
@@ -316,9 +316,10 @@ class Model:
 
     def _call(self, images: Images, given: Given) -> Any:
         images = images.transpose(1, 2) if self.axes == "BCTHW" and self.frames is not None else images
+        net = self.net if self._compiled else self.module
         if given or self.arguments.kind:
-            return self.arguments.call(self._forward or self._called, images, given)
-        return self._forward(images) if self._forward is not None else self.library.run(self._called, images)
+            return self.arguments.call(self._forward or net, images, given)
+        return self._forward(images) if self._forward is not None else self.library.run(net, images)
 
     def _why(self, error: Exception, size: Extent, given: Given) -> str:
         """Why a forward pass failed."""
@@ -342,9 +343,7 @@ class Model:
     @contextmanager
     def compiled(self) -> Iterator[None]:
         """Hold the network in eval mode, and run it as the user compiled it."""
-        with hold_still(self.module, self.facts.lock, wrapped=False, eager=False):
-            self._called = self.net
-            try:
-                yield
-            finally:
-                self._called = self.module
+        with hold_still(self.module, self.facts.lock, wrapped=False, eager=False), ExitStack() as stack:
+            self._compiled = True
+            stack.callback(setattr, self, "_compiled", False)
+            yield
