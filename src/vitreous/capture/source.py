@@ -57,15 +57,17 @@ class Parts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, shares: tuple[float, ...], *parts: Tensor) -> tuple[Tensor, ...]:
-        ctx.source, ctx.shares, ctx.parts = source.detach(), shares, parts
+        ctx.shares = shares
+        ctx.save_for_backward(source, *parts)
         return tuple(t.detach() for t in parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        source, *parts = ctx.saved_tensors
         if any(map(torch._C._functorch.is_batchedtensor, grads)):
             scaled = [grad * share for grad, share in zip(grads, ctx.shares)]
-            return put_together(ctx.source, ctx.parts, scaled), *(None,) * 4
-        whole, found = parts_like(ctx.source, ctx.parts)
+            return put_together(source, parts, scaled), *(None,) * 4
+        whole, found = parts_like(source, parts)
         for grad, share, part in zip(grads, ctx.shares, found):
             torch.mul(grad, share, out=part)
         return whole, *(None,) * 4
