@@ -2,11 +2,12 @@
 
 python benchmarks/big.py                                    three models in bfloat16, as if the GPU had 24 GiB
 python benchmarks/big.py --models vit_large_patch16_384 --methods gae,rollout --seconds 60
+python benchmarks/big.py --device cpu --width 128 --memory 1MB --methods rollout,gae,libra_fullgrad,attn_lrp
 
-It needs a GPU. The networks have random weights and get one image. The pass that everything is compared with is timm's
-own: gradients of the pixels, weights frozen, `set_grad_checkpointing`. Ratios are given without the weights, which are
-there before any method runs, and with them. A method that is still running after `--seconds` is stopped; its peak so
-far counts.
+On a CPU (`--device cpu`) peaks are the bytes that torch holds, and there is no limit. The networks have random weights
+and get one image. The pass that everything is compared with is timm's own: gradients of the pixels, weights frozen,
+`set_grad_checkpointing`. Ratios are given without the weights, which are there before any method runs, and with them.
+A method that is still running after `--seconds` is stopped; its peak so far counts.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from counting import peak_memory
 from torch import Tensor, nn
 
 import vitreous
@@ -54,6 +57,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--methods", default=",".join((*NAMED, *(name for name in METHODS if name not in NAMED))))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--width", type=int, help="narrower tokens, with as wide heads: the same ratios in less time")
+    parser.add_argument(
+        "--memory", help="vitreous.limit_memory: with 1MB, blocks of narrow models keep nothing, too"
+    )
     parser.add_argument("--gib", type=float, default=24.0, help="memory that the process may use on the GPU")
     parser.add_argument("--seconds", type=float, default=600.0, help="the most that a method may take")
     parser.add_argument("--json", help="a file for the numbers")
@@ -62,8 +70,10 @@ def parse() -> argparse.Namespace:
 
 def on_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one model, printed as they are made."""
-    net, image = built(name)
-    torch.cuda.set_per_process_memory_fraction(given.gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    net, image = built(name, given.device, given.width)
+    if given.device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(given.gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    measured = partial(measured_on, given.device)
     weights = sum(t.nbytes for t in (*net.parameters(), *net.buffers()))
     measured(lambda: plain_pass(net, image), given.seconds)  # libraries allocate their workspaces
     plain = measured(lambda: plain_pass(net, image), given.seconds)
@@ -75,7 +85,7 @@ def on_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
         "plain forward and backward": lambda: plain_pass(net, image, checkpointed=False),
         "plain forward": lambda: forward(net, image),
         "layout run": lambda: vitreous.Trace(model, image),
-        **{method: explaining(model, image, method) for method in given.methods.split(",")},
+        **{method: explaining(model, image, method, given.memory) for method in given.methods.split(",")},
     }
     rows = []
     for run, call in runs.items():
@@ -96,14 +106,18 @@ def show(row: dict[str, Any], plain: int) -> None:
 # ------------------------------------------------------------------------------------------------------- what is run
 
 
-def built(name: str) -> tuple[nn.Module, Tensor]:
-    """A network with random weights in bfloat16, made on the GPU, and an image for it."""
+def built(name: str, device: str, width: int | None) -> tuple[nn.Module, Tensor]:
+    """A network with random weights in bfloat16, made on the device, and an image for it."""
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        net = timm.create_model(name, num_classes=1000)
+    with torch.device("meta"):
+        usual = timm.create_model(name)
+    heads = usual.blocks[0].attn.num_heads
+    narrow = {} if width is None else {"embed_dim": width, "num_heads": width * heads // usual.embed_dim}
+    with torch.device(device):
+        net = timm.create_model(name, num_classes=1000, **narrow)
     net = net.eval().requires_grad_(False).to(torch.bfloat16)
     size = net.pretrained_cfg["input_size"]
-    return net, torch.randn(1, *size, generator=torch.Generator().manual_seed(1)).to("cuda", torch.bfloat16)
+    return net, torch.randn(1, *size, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
 
 
 @torch.no_grad()
@@ -120,9 +134,9 @@ def plain_pass(net: Any, image: Tensor, checkpointed: bool = True) -> None:
         net.set_grad_checkpointing(False)
 
 
-def explaining(model: vitreous.Model, image: Tensor, method: str) -> Callable[[], object]:
+def explaining(model: vitreous.Model, image: Tensor, method: str, limit: str | None) -> Callable[[], object]:
     def call() -> object:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), vitreous.limit_memory(limit):
             warnings.simplefilter("ignore")
             return vitreous.explain(model, image, method=method)
 
@@ -132,25 +146,21 @@ def explaining(model: vitreous.Model, image: Tensor, method: str) -> Callable[[]
 # ------------------------------------------------------------------------------------------------------- measurement
 
 
-def measured(call: Callable[[], object], seconds: float) -> dict[str, Any]:
+def measured_on(device: str, call: Callable[[], object], seconds: float) -> dict[str, Any]:
     """Seconds, the peak of the memory above what was there before, and what went wrong."""
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    if device == "cuda":
+        torch.cuda.empty_cache()
     said, begun = "", time.perf_counter()
-    try:
-        with limited(seconds):
-            made = call()
-            torch.cuda.synchronize()
-            del made
-    except Slow:
-        said = f"stopped after {seconds:.0f} s"
-    except (VitreousError, RuntimeError) as error:
-        said = "OUT OF MEMORY" if out_of_memory(error) else f"{type(error).__name__}: {str(error)[:90]}"
-    peak = torch.cuda.max_memory_allocated() - before
-    return {"seconds": time.perf_counter() - begun, "peak": peak, "said": said}
+    with peak_memory(device) as peak:
+        try:
+            with limited(seconds):
+                call()
+        except Slow:
+            said = f"stopped after {seconds:.0f} s"
+        except (VitreousError, RuntimeError) as error:
+            said = "OUT OF MEMORY" if out_of_memory(error) else f"{type(error).__name__}: {str(error)[:90]}"
+    return {"seconds": time.perf_counter() - begun, "peak": peak.bytes, "said": said}
 
 
 @contextmanager

@@ -69,6 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="deit_tiny_patch16_224")
     parser.add_argument("--weights", default="random")
     parser.add_argument("--device")
+    parser.add_argument("--decode", default="cpu", help="where JPEG files are decoded: cpu, gpu or auto")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--peak", action="store_true", help="run once and print the peak memory, in MiB")
     return parser.parse_args()
@@ -113,6 +114,7 @@ def study(given: argparse.Namespace, data: Data, model: Model, kind: Kind, optio
             target="top-1" if kind.targeted else None,
             batch=given.batch,
             workers=given.workers,
+            decode=given.decode,
         )
         return len(data) / (now(model) - begun)
     finally:

@@ -39,7 +39,7 @@ def compiled(wrong: float = 0.0) -> tuple[nn.Module, nn.Module, Calls]:
     return net, torch.compile(copy.deepcopy(net), backend=backend), calls
 
 
-@pytest.mark.parametrize("method", ["occlusion", "rise"])
+@pytest.mark.parametrize("method", ["occlusion", pytest.param("rise", marks=pytest.mark.slow)])
 def test_methods_that_hide_pixels_stay_compiled(method: str) -> None:
     plain, net, calls = compiled()
     images, options = zoo.images("timm ViT"), {"masks": 20} if method == "rise" else {}
@@ -49,6 +49,7 @@ def test_methods_that_hide_pixels_stay_compiled(method: str) -> None:
     assert sum(calls) >= 20 * len(images) if method == "rise" else sum(calls) > len(images), "every variant"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["deletion", "insertion"])
 def test_curves_stay_compiled(metric: str) -> None:
     plain, net, calls = compiled()
@@ -58,6 +59,7 @@ def test_curves_stay_compiled(metric: str) -> None:
     assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gae", "rollout", "gradient", "token_ablation"])
 def test_what_looks_inside_or_needs_gradients_runs_the_plain_network(method: str) -> None:
     plain, net, calls = compiled()
@@ -67,6 +69,7 @@ def test_what_looks_inside_or_needs_gradients_runs_the_plain_network(method: str
     assert not calls
 
 
+@pytest.mark.slow
 def test_a_concept_reads_the_embedding_which_a_compiled_run_hides() -> None:
     plain, net, calls = compiled()
     images = zoo.images("timm ViT")[:1]
@@ -100,6 +103,7 @@ def test_a_network_that_does_not_compile_here_runs_as_it_is() -> None:
     assert off(vitreous.explain(Model(net), images, "occlusion", 1).map, expected) <= 10 * ROUNDING
 
 
+@pytest.mark.slow
 def test_modules_compiled_in_place_stay_compiled() -> None:
     plain, _, calls = compiled()
     net = copy.deepcopy(plain)
@@ -115,6 +119,7 @@ def test_modules_compiled_in_place_stay_compiled() -> None:
     assert calls
 
 
+@pytest.mark.slow
 def test_training_mode_and_stance_are_as_before() -> None:
     _, net, calls = compiled()
     net.train()

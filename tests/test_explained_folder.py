@@ -8,8 +8,9 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,10 @@ from vitreous.cli.explained import Explanation, Form, Writer, agreement
 from vitreous.cli.results import Summary
 from vitreous.evaluation.report import folder as module
 from vitreous.evaluation.report.folder import CSV, FIELDS, INDEX, PARQUET, THUMBNAIL, failed_row, rows_of, write_folder
-from vitreous.images.preprocess import IMAGENET
+from vitreous.images import pictures
+from vitreous.images.preprocess import IMAGENET, Preprocess
 from vitreous.models.libraries import cropped
+from vitreous.plot import figure, panel
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FOLDER = {INDEX, CSV, PARQUET}
@@ -294,6 +297,56 @@ def test_an_error_in_a_thread_is_raised_and_nothing_more_is_begun(tmp_path: Path
         with pytest.raises(OSError, match=r"1\.png"):
             writer.finish()
     assert not (tmp_path / "3.png").exists() and (tmp_path / "0.png").is_file()
+
+
+# --------------------------------------------------------------------------------------------------------------- costs
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: Counter[str]) -> None:
+    """Count the calls of a function or method meanwhile."""
+    real = getattr(owner, name)
+
+    def count(*args: Any, **more: Any) -> Any:
+        calls[name] += 1
+        return real(*args, **more)
+
+    monkeypatch.setattr(owner, name, count)
+
+
+@pytest.mark.parametrize(("form", "encoded"), [("png,npz", 1), ("npz", 0)])
+def test_each_image_is_decoded_prepared_and_drawn_once(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, form: str, encoded: int
+) -> None:
+    assert run("explain", "in/ant.png", "-x", "gae,rollout", "-o", "first").code == 0  # what is found out once
+    for number in range(9):
+        photo(here / "in" / f"other {number}.png", number).touch()
+    calls: Counter[str] = Counter()
+    for owner, name in (
+        (pictures, "open_file"),
+        (Preprocess, "__call__"),
+        (Preprocess, "view"),
+        (panel, "overlay"),
+        (figure, "png_file"),
+        (explained, "thumbnail"),
+        (explained, "write_folder"),
+    ):
+        counted(monkeypatch, owner, name, calls)
+    assert run("explain", "in", "-x", "gae,rollout", "-o", "out", "--format", form).code == 0
+    images = 12
+    assert calls["open_file"] == calls["__call__"] == calls["view"] == calls["thumbnail"] == images
+    assert calls["png_file"] == encoded * images and calls["write_folder"] == 1
+    assert calls["overlay"] == (2 if encoded else 1) * images, "without figures, the thumbnail's map alone is drawn"
+
+
+def test_the_writer_looks_once_at_each_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the time of a folder grows as its images, not as their square."""
+    calls: Counter[str] = Counter()
+    counted(monkeypatch, Future, "exception", calls)
+    with Writer(Summary("small", tmp_path, set()), Form(())) as writer:
+        for number in range(60):
+            writer.add(explanation(number), str(number))
+            writer.jobs[Path(f"{number}.png")].result(60)
+    assert calls["exception"] <= 2 * 60 and len(writer.open) <= 1
 
 
 # ------------------------------------------------------------------------------------------------------------- the page

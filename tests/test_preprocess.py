@@ -17,12 +17,14 @@ from machine import ROUNDING
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.data.transforms_factory import transforms_imagenet_eval
+from torchvision import transforms
 from torchvision.transforms import v2
 
 from vitreous import Model
 from vitreous.errors import ModelError
 from vitreous.images import preprocess
-from vitreous.images.preprocess import IMAGENET, Preprocess
+from vitreous.images.preprocess import IMAGENET, Preprocess, find_box
+from vitreous.images.steps import known_box
 from vitreous.models.libraries import adapt, cropped, huggingface
 from vitreous.models.libraries.open_clip import COLOURS as CLIP
 
@@ -352,3 +354,25 @@ def test_the_box_is_found_to_a_fraction_of_a_pixel(size: tuple[int, int]) -> Non
 
     found = Preprocess(crop, (0, 0, 0), (1, 1, 1)).box((max(size[0], 600), max(size[1], 400)))
     assert found == pytest.approx((101, 33, 549, 333), abs=0.2)
+
+
+# --------------------------------------------------------------------------------------------- the box from the steps
+
+
+@pytest.mark.parametrize("size", [(341, 256), (256, 384), (64, 64), (500, 333), (90, 60)])
+def test_the_box_of_usual_steps_is_where_the_pixels_are(size: tuple[int, int]) -> None:
+    """Beside what colour ramps tell, which are right to a fraction of a pixel."""
+    for steps in (cropped((64, 64), *IMAGENET), cropped((64, 64), *IMAGENET, crop=0.9)):
+        known = known_box(steps.transform, size)
+        assert known is not None and known == steps.box(size)
+        assert known == pytest.approx(find_box(steps, size), abs=0.005 * max(size))
+
+
+def test_steps_that_are_not_usual_are_measured() -> None:
+    usual = cropped((64, 64), *IMAGENET).transform
+    assert known_box(lambda image: usual(image), (90, 60)) is None
+    mirrored = transforms.Compose([*usual.transforms, transforms.RandomHorizontalFlip(1.0)])
+    padded = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(64), transforms.ToTensor()])
+    assert known_box(mirrored, (90, 60)) is None and known_box(padded, (90, 60)) is None
+    squeezed = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
+    assert known_box(squeezed, (90, 60)) == (0.0, 0.0, 90.0, 60.0)

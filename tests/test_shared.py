@@ -138,7 +138,8 @@ def test_groups_are_of_one_pass_each() -> None:
     groups = in_groups(chosen)
     assert groups[0] == ["gae", "attention", "cdam"]
     assert groups[1:] == [["attn_lrp"], ["libra_fullgrad", "hirescam", "gae libra"], ["random"]]
-    assert pays(chosen) and not pays({name: chosen[name] for name in ("attn_lrp", "attention")})
+    assert pays(chosen) and not pays({name: chosen[name] for name in ("attn_lrp", "attention")}, alone=True)
+    assert pays({"gae": chosen["gae"]}, alone=True) and not pays({name: chosen[name] for name in ("gae", "attn_lrp")})
 
 
 def test_what_does_not_depend_on_the_target_is_made_once() -> None:

@@ -34,7 +34,7 @@ RENAMED = "view(image, index) is now seen(image, index), and goes in 0.3; view()
 PER_IMAGE = ("targets", "labels", "probabilities", "boxes", "regions", "sources", "inputs")
 MODEL = (
     *("library", "spec", "architecture", "weights", "input", "preprocess", "output", "versions"),
-    *("image_argument", "shared_inputs"),
+    *("image_argument", "shared_inputs", "decoder"),
 )
 
 

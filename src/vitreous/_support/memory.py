@@ -28,6 +28,7 @@ T = TypeVar("T")
 SHARE = 0.5  # of the free memory, if no limit is given
 MOST = {"cpu": 16, "cuda": 256}  # larger batches are not faster; on a CPU they overflow the caches
 SIZE = TypeAdapter(ByteSize)
+LARGE = 2**29  # bytes that one image may keep for its backward pass, if no limit is given
 LEAST = 2**26  # bytes that are assumed to be free even in a full container
 GROUPS = (  # files of cgroups v2 and v1
     ("memory.max", "memory.current"),
@@ -93,6 +94,17 @@ def batch_size(bytes_each: int, device: torch.device, most: int | None = None) -
     """How many items of `bytes_each` fit into one batch; at least one."""
     most = most or MOST.get(device.type, MOST["cpu"])
     return max(1, min(most, budget(device) // max(1, bytes_each)))
+
+
+def keeps_too_much(bytes_each: int, count: int, device: torch.device) -> bool:
+    """Whether so many images keep more for their backward pass than may be used: then less is kept, at a cost of time.
+
+    Without a limit, one image may keep half a gigabyte, and all of them what a batch may use.
+    """
+    given, needed = _limit.get(), bytes_each * count
+    if given is not None:
+        return needed > given
+    return bytes_each > LARGE or (needed > LARGE and needed > budget(device))
 
 
 def in_batches(run: Callable[[slice], T], count: int, size: int, what: str | None = None) -> list[T]:

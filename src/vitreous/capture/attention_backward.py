@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
 from vitreous.capture.one_image import OneImage, one_by_one
-from vitreous.capture.source import parts_like, put_together, source_of
+from vitreous.capture.source import Places, source_of
 from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]
@@ -171,16 +171,19 @@ class Follower:
     No gradients are needed before the first layer.
     """
 
-    def __init__(self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False) -> None:
+    def __init__(
+        self, tokens: int, numbers: Sequence[int] | None = None, differ: bool = False, every: bool = False
+    ) -> None:
         self.tokens = tokens
         self.numbers = numbers  # the attention calls that are layers, if known
         self.differ = differ  # layers differ in their tokens
+        self.every = every  # also those whose sums do not need A, which can as well be visited after the backward pass
         self.visitor: Visitor = pass_by
         self.seen = 0
 
     def takes(self, q: Tensor, k: Tensor) -> bool:
-        """Whether this is a layer in the axes [B H N d] whose sums need A."""
-        as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and not fusible(q)
+        """Whether this is a layer in the axes [B H N d] whose sums need A; with `every`, of those that do not, too."""
+        as_usual = q.ndim == 4 and q.shape[:2] == k.shape[:2] and (self.every or not fusible(q))
         return as_usual and (self.differ or q.shape[2] == k.shape[2] == self.tokens)
 
     def form(self, call: Attention, options: dict[str, Any]) -> Tensor:
@@ -194,10 +197,16 @@ class Follower:
         if call.only is not None:
             q, bias = q[:, :, run_of(call.only)], rows_of(bias, call.only)
         end = self.seen == 1 and (not self.numbers or call.number == self.numbers[0])
+        out: Tensor
+        if call.fusible:
+            out = F.scaled_dot_product_attention(q, call.k, call.v, **options)
+            out = Watched.apply(out, call.q, call.k, call.v, call.scale, self, call.only, end)
+            return out
+        known = source_of(q, call.k, call.v) if not end and one_by_one(q, call.k) else None
+        source, places = known or (None, None)
         inputs: tuple[Tensor, ...] = (q, call.k, call.v)
-        source = source_of(q, call.k, call.v) if not end and one_by_one(q, call.k) else None
-        inputs = inputs if source is None else tuple(t.detach() for t in inputs)
-        out: Tensor = Followed.apply(source, *inputs, call.scale, bias, options, self, call.only, end)
+        inputs = inputs if known is None else tuple(t.detach() for t in inputs)
+        out = Followed.apply(source, places, *inputs, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
@@ -208,13 +217,15 @@ class Follower:
 class Followed(torch.autograd.Function):
     """Scaled dot-product attention whose backward is observed.
 
-    `source`: the tensor whose parts are Q, K and V, if there is one; it then receives their gradients.
+    `source`: the tensor whose parts are Q, K and V, if there is one; it then receives their gradients,
+    which belong to these `places` in it.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         source: Tensor | None,
+        places: Places | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -225,34 +236,32 @@ class Followed(torch.autograd.Function):
         only: list[int] | None,
         end: bool,
     ) -> Tensor:
-        ctx.scale, ctx.bias, ctx.follower, ctx.only, ctx.end = scale, bias, follower, only, end
-        ctx.source = None if source is None else source.detach()
+        ctx.scale, ctx.follower, ctx.only, ctx.end, ctx.places = scale, follower, only, end, places
         out = F.scaled_dot_product_attention(q, k, v, **options)
-        ctx.save_for_backward(q, k, v, out)
+        ctx.save_for_backward(q, k, v, out, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *inputs, out = ctx.saved_tensors
+        *inputs, out, bias = ctx.saved_tensors
         alone = one_by_one(*inputs[:2]) and not torch._C._functorch.is_batchedtensor(grads[0])  # of several targets
-        if alone and ctx.source is not None:
-            source, found = parts_like(ctx.source, inputs)
-        else:
-            source, found = None, tuple(torch.empty_like(t) for t in inputs)
+        whole = None if ctx.places is None else out.new_empty(ctx.places.shape)
         if alone:
-            ctx.follower.visitor(Shown(each_image(ctx, inputs, out, grads[0], found)))
+            found = tuple(torch.empty_like(t) for t in inputs) if whole is None else ctx.places.of(whole)
+            ctx.follower.visitor(Shown(each_image(ctx, inputs, out, bias, grads[0], found)))
         else:
-            found = by_pieces(ctx, inputs, out, grads[0])
-        if not alone and ctx.source is not None:
-            source = put_together(ctx.source, inputs, found)
-        own = (None,) * 3 if ctx.end or ctx.source is not None else found
-        return (source, *own, *(None,) * 6)
+            found = by_pieces(ctx, inputs, out, bias, grads[0])
+            whole = None if ctx.places is None else ctx.places.put_together(found)
+        own = (None,) * 3 if ctx.end or ctx.places is not None else found
+        return (whole, None, *own, *(None,) * 6)
 
 
-def each_image(ctx: Any, inputs: list[Tensor], out: Tensor, dout: Tensor, found: tuple[Tensor, ...]) -> Chunks:
+def each_image(
+    ctx: Any, inputs: list[Tensor], out: Tensor, bias: Tensor | None, dout: Tensor, found: tuple[Tensor, ...]
+) -> Chunks:
     """A and A ⊙ ∂y/∂A of one image after another; ∂y/∂Q, ∂y/∂K and ∂y/∂V are written to `found`."""
     q, k, v = inputs
-    memory = OneImage(q, k, ctx.scale, ctx.bias)
+    memory = OneImage(q, k, ctx.scale, bias)
     product = torch.empty_like(memory.a)
     for i in range(len(q)):
         a = memory.weights(i)
@@ -266,7 +275,7 @@ def each_image(ctx: Any, inputs: list[Tensor], out: Tensor, dout: Tensor, found:
             dv.copy_(a.mT @ dout[i])
 
 
-def by_pieces(ctx: Any, inputs: list[Tensor], out: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+def by_pieces(ctx: Any, inputs: list[Tensor], out: Tensor, bias: Tensor | None, grad: Tensor) -> tuple[Tensor, ...]:
     """Visit the layer a few images and rows at a time; ∂y/∂Q, ∂y/∂K and ∂y/∂V, unless nothing needs them."""
     q, k, v, dout = (widen(t).contiguous() for t in (*inputs, grad))
     scaled = q * ctx.scale
@@ -274,7 +283,7 @@ def by_pieces(ctx: Any, inputs: list[Tensor], out: Tensor, grad: Tensor) -> tupl
     found: list[tuple[Tensor, ...]] = []  # by slices of images
 
     def chunks() -> Chunks:
-        for images, part in Attention("", "", out, v, scaled, k, 1.0, ctx.bias).pieces():
+        for images, part in Attention("", "", out, v, scaled, k, 1.0, bias).pieces():
             sums = Sums(scaled[images], k[images], inner[images])
             for rows, a in part.chunks():
                 along = dout[images, :, rows]
@@ -288,6 +297,24 @@ def by_pieces(ctx: Any, inputs: list[Tensor], out: Tensor, grad: Tensor) -> tupl
     ctx.follower.visitor(Shown(chunks()))
     whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
     return tuple(d.to(t.dtype) for d, t in zip(whole, inputs))
+
+
+class Watched(torch.autograd.Function):
+    """O as the kernel computed it; its backward shows the layer and leaves the gradients to the kernel's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, follower: Follower, only: Any, end: bool
+    ) -> Tensor:
+        ctx.scale, ctx.follower, ctx.only, ctx.end = scale, follower, only, end
+        ctx.save_for_backward(q, k, v)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        q, k, v = ctx.saved_tensors
+        ctx.follower.visitor(shown(Attention("", "", grads[0], v, q, k, ctx.scale, only=ctx.only), grads[0]))
+        return (None if ctx.end else grads[0], *(None,) * 7)
 
 
 class Sums:

@@ -73,6 +73,17 @@ class CutAt(AtEntries):
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
         seen.recording = False
 
+    def from_here(self) -> Callable[[Capture], CutAt]:
+        """What makes the same for another recording that begins now; it holds nothing of this one."""
+        entry, flat, counts = self.entry, self.flat, dict(self._counts)
+
+        def make(seen: Capture) -> CutAt:
+            made = CutAt(entry, seen, flat=flat)
+            made._counts = dict(counts)
+            return made
+
+        return make
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -43,6 +43,7 @@ from vitreous.trace.apply import as_inputs, images_at_once, is_aimed, read_by, r
 from vitreous.trace.detection import best_detections
 from vitreous.trace.parse_target import parse
 from vitreous.trace.region import predicted_shares, widest
+from vitreous.trace.shared import pays
 from vitreous.trace.trace import Trace
 from vitreous.trace.views import Views
 from vitreous.types import Box
@@ -76,6 +77,7 @@ def run(
     targets = None if target is None else split_targets(target, model)
     summary = Summary.of(model, folder, found)
     size = 1 if any(m.alone for m in plan.methods) else min(BATCH, images_at_once(model))
+    order = {file: number for number, file in reversed([*enumerate(found.files)])}
 
     def work(batch: Batch) -> None:
         try:
@@ -87,7 +89,7 @@ def run(
                 work([one])
 
     def explain_pictures(batch: Batch) -> None:
-        numbers = [found.files.index(file) for file, _ in batch]
+        numbers = [order[file] for file, _ in batch]
         images = [p.image if isinstance(p, Picture) else p for _, p in batch]
         trace = Trace(model, images, inputs and inputs.of_images(numbers))
         views = Views([p for _, p in batch], model.preprocess, count=model.frames)
@@ -154,6 +156,8 @@ def explain_batch(trace: Trace, plan: Plan, targets: list[str] | None, views: Vi
             summary.notes[instead] = None
         return [[one] for one in made[: None if made[0].target is not None else 1]]
     aimed = [is_aimed(trace.model, one) for one in plan.methods]
+    if pays({one.name: (one, plan.values[one.name]) for one in plan.methods}):
+        trace.share()
     if not any(aimed):
         trace.whole()  # the figure shows the best classes, so the forward pass must reach the output
     asked = [targets if by_target else None for by_target in aimed]

@@ -20,12 +20,13 @@ from vitreous._support.spread import pooled
 from vitreous.attribution import Attribution, mark_of
 from vitreous.cli.results import Summary, placed
 from vitreous.cli.values import NUMBERS
-from vitreous.evaluation.report.folder import Row, failed_row, rows_of, thumbnail, write_folder
+from vitreous.evaluation.report.folder import SIDE, Row, failed_row, rows_of, thumbnail, write_folder
 from vitreous.metrics.correlation import correlation, ranks
 from vitreous.plot.colour import is_control
 from vitreous.plot.figure import explanation_figure, save_figure
+from vitreous.plot.panel import Panel
 from vitreous.plot.sheet import Picture, Sheet
-from vitreous.plot.strip import save_film
+from vitreous.plot.strip import is_video, save_film
 
 Grid = list[list[Attribution | None]]  # targets × methods
 THREADS = 4  # that draw and write, or as many as there are cores
@@ -49,6 +50,15 @@ class Explanation:
         values = any("value" in entry for entry in self.top)
         bars = [(called(entry), share_of(entry)) for entry in self.top]
         return explanation_figure(self.rows, top=bars, rows=self.heads, cells=cells, values=values)
+
+    def shown(self, cells: bool) -> Image.Image | None:
+        """The first map on its image as a figure shows it, no larger than a thumbnail needs."""
+        first = next(iter(self.maps.values()))
+        if is_video(first):
+            return first_map(explanation_figure([[first]], cells=cells))
+        photo = first.seen()
+        photo.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        return Panel.of(first, 0, photo, cells, least=2 * SIDE).picture
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,7 @@ class Writer:
         self.pool = ThreadPoolExecutor(threads or min(THREADS, os.cpu_count() or 1), "vitreous-writer")
         self.room = BoundedSemaphore(WAITING)
         self.jobs: dict[Path, Future[Written]] = {}
+        self.open: list[Future[Written]] = []  # those whose end has not been looked at, so that each is looked at once
         self.claims: list[ExitStack] = []  # that reserve names
         self.files: list[Path] = []  # the index and the summaries
         self.held = 0  # results in the folder, with those of earlier runs
@@ -102,9 +113,10 @@ class Writer:
 
     def check(self) -> None:
         """Raise if something could not be written."""
-        for job in self.jobs.values():
-            if job.done() and not job.cancelled() and (error := job.exception()) is not None:
+        for job in [job for job in self.open if job.done()]:
+            if not job.cancelled() and (error := job.exception()) is not None:
                 raise error
+            self.open.remove(job)
 
     def submit(self, file: Path, job: Callable[[], Written]) -> None:
         self.room.acquire()
@@ -113,6 +125,7 @@ class Writer:
         except RuntimeError:  # nothing is begun any more, because something could not be written
             self.check()
             raise
+        self.open.append(self.jobs[file])
         self.jobs[file].add_done_callback(self.ended)
 
     def ended(self, job: Future[Written]) -> None:
@@ -153,7 +166,7 @@ def write(
         arrays = {name: each.map[0].cpu().numpy() for name, each in maps.items()}
         span = {name: {"min": number(values.min()), "max": number(values.max())} for name, values in arrays.items()}
         mark |= {"top": one.top, "range": span, "agreement": agreement(maps)}
-        sheet = one.sheet(cells) if names else None
+        sheet = one.sheet(cells) if any(map(is_figure, names)) else None
         for name in names:
             if is_numbers(name):
                 save_arrays(folder / name, arrays, mark)
@@ -161,10 +174,11 @@ def write(
                 save_film(list(maps.values()), folder / name, mark, cells=cells)
             elif sheet is not None:
                 save_figure(sheet, folder / name, mark)
+        shown = None if not names else one.shown(cells) if sheet is None else first_map(sheet)
     notes = {name: words for name, each in maps.items() if (words := told(each))}
     files = {kind_of(name): str(folder / name) for name in reversed(names)}
     entry = {"image": str(one.file), **files, "top": one.top, "range": span, "notes": notes}
-    return Written(entry, rows_of(mark, names, None if sheet is None else small(sheet)))
+    return Written(entry, rows_of(mark, names, None if shown is None else thumbnail(shown)))
 
 
 def kind_of(name: str) -> str:
@@ -175,10 +189,14 @@ def is_numbers(name: str) -> bool:
     return name.endswith(f".{NUMBERS}")
 
 
-def small(sheet: Sheet) -> bytes | None:
-    """A thumbnail of the first map on its image, which follows the image."""
+def is_figure(name: str) -> bool:
+    return kind_of(name) == "figure"
+
+
+def first_map(sheet: Sheet) -> Image.Image | None:
+    """The first map on its image, which follows the image."""
     shown = [piece.pixels for piece in sheet.pieces if isinstance(piece, Picture)]
-    return thumbnail(shown[1]) if len(shown) > 1 and isinstance(shown[1], Image.Image) else None
+    return shown[1] if len(shown) > 1 and isinstance(shown[1], Image.Image) else None
 
 
 def key(one: Attribution) -> str:

@@ -74,9 +74,18 @@ class Engine(Choice):
     as_json: AsJson = False
 
 
+@dataclass(frozen=True)
+class Reading(Engine):
+    """As `Engine`, with where images are decoded."""
+
+    decode: Annotated[
+        str, typer.Option(help="Decode JPEG files on the cpu or the gpu; auto: on the gpu if it can.")
+    ] = "cpu"
+
+
 @app.command()
 @grouped
-def cass(data: DataSet, *, sources: Sources, target: Targets = None, saliency: Saliency, engine: Engine) -> None:
+def cass(data: DataSet, *, sources: Sources, target: Targets = None, saliency: Saliency, engine: Reading) -> None:
     """How alike every head's attention and the saliency of the class are: per layer, per head, per class."""
     run("cass", data, sources, engine, target, {"cass": asdict(saliency)})
 
@@ -88,7 +97,7 @@ def spread(
     *,
     sources: Sources,
     aggregate: Annotated[str, typer.Option(help="Whose entropy sorts the images: mean, min, max or rollout.")] = "mean",
-    engine: Engine,
+    engine: Reading,
 ) -> None:
     """How widely the model looks: the entropy of its attention, in four levels, with panels of each layer."""
     run("spread", data, sources, engine, None, {"spread": {"aggregate": aggregate}})
@@ -103,7 +112,7 @@ def compare(
     methods: MethodsOrDefault = None,
     options: SetOption = None,
     target: Targets = None,
-    engine: Engine,
+    engine: Reading,
 ) -> None:
     """How alike methods are: correlations, sparsity and signs of their scores, beside published values."""
     run("compare", data, sources, engine, target, parse(options), methods)
@@ -120,7 +129,7 @@ def leaderboard(
     options: SetOption = None,
     target: Targets = None,
     masks: Masks = None,
-    engine: Engine,
+    engine: Reading,
 ) -> None:
     """How good methods are, beside controls: as evaluate, but stored as it goes and resumable."""
     run("leaderboard", data, sources, engine, target, parse(options, metrics=True), methods, metrics, masks)
@@ -135,7 +144,7 @@ def maps(
     methods: MethodsOrDefault = None,
     options: SetOption = None,
     target: Targets = None,
-    engine: Engine,
+    engine: Reading,
 ) -> None:
     """Compute maps of a whole data set and store them, raw and signed."""
     run("maps", data, sources, engine, target, parse(options), methods)
@@ -169,7 +178,7 @@ def shortcuts(
     target: Targets = None,
     masks: Masks = None,
     cues: Cues,
-    engine: Engine,
+    engine: Reading,
 ) -> None:
     """Find spurious cues: clusters of relevant patches, removed, inserted into other classes and ranked."""
     own = asdict(cues)
@@ -187,7 +196,7 @@ def run(
     kind: str,
     data: str,
     sources: Sources,
-    engine: Engine,
+    engine: Reading,
     target: str | None,
     settings: Mapping[str, Mapping[str, Any]],
     methods: str | None = None,
@@ -215,6 +224,7 @@ def run(
             shard=engine.shard,
             device="cpu" if far else sources.device,
             choice={"limit": engine.limit, "sample": engine.sample, "seed": engine.seed},
+            decode=engine.decode,
         )
         near = {"workers": engine.workers, "device": sources.device, "loaded": model}
         cluster = {"workers": engine.workers, "address": engine.address, "gpus": engine.gpus}

@@ -42,6 +42,7 @@ from vitreous.trace.apply import (
     read_target,
 )
 from vitreous.trace.placing import best_classes
+from vitreous.trace.shared import pays
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 
@@ -204,7 +205,7 @@ class Leaderboard(Board):
 
     def _on_part(self, batch: Batch, loaded: Loaded, rows: Sequence[int], after: After | None) -> None:
         """Measure method by method; what an attempt finished before memory ran out is kept."""
-        scene = self._scene(batch, loaded)
+        scene = self._scene(batch, loaded, [self.methods[m] for m in rows])
         for m in steps(rows, len(rows), "methods"):
             if self.measured[m, batch.numbers].all():
                 continue
@@ -216,12 +217,14 @@ class Leaderboard(Board):
             if after is not None:
                 after(batch.numbers)
 
-    def _scene(self, batch: Batch, loaded: Loaded) -> Scene:
+    def _scene(self, batch: Batch, loaded: Loaded, names: Sequence[str]) -> Scene:
         trace = Trace(self.model, torch.as_tensor(batch.images), self.data.beside(batch.numbers))
         trace.crops = replace(trace.crops, prepared=True)
+        timed = len(self.forwards) < TIMED
+        if not timed:
+            share_between(trace, self.plan, names)
         trace.whole()
         target = self._target(trace, batch.numbers)
-        timed = len(self.forwards) < TIMED
         if timed:
             self.forwards.append(forward_seconds(trace) / len(batch))
         self.best.update(zip(batch.numbers, best_classes(trace)))
@@ -261,6 +264,12 @@ class Leaderboard(Board):
     def save(self, folder: str | Path) -> list[Path]:
         """Write the tables (Parquet, CSV, JSON) and the report (HTML)."""
         return write_all(self, Path(folder))
+
+
+def share_between(trace: Trace, plan: Plan, names: Sequence[str]) -> None:
+    """Make one forward pass for several of these methods, if that costs less than one for each."""
+    if pays({name: (plan.methods[name].declared, plan.methods[name].values) for name in names}):
+        trace.share()
 
 
 def label_target(labels: Sequence[int | str | None], trace: Trace) -> Target:

@@ -18,9 +18,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitreous._support.precision import doubled
 from vitreous.errors import InputError, InputWarning, ModelError, ModelWarning, one_line, warn_caller
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 from vitreous.images.edges import MIDDLE, ends, refined
+from vitreous.images.steps import known_box
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -67,6 +69,11 @@ class Preprocess:
         shape = self(blank).shape
         return shape[-2], shape[-1]
 
+    @property
+    def bytes(self) -> int:
+        """How many the input of one image takes."""
+        return 4 * self.channels * math.prod(self.size)
+
     def colours(self, x: Float[Tensor, "channels Y X"]) -> np.ndarray:
         """The image that this input shows, [Y X 3] in 0…1."""
         mean, std = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (self.mean, self.std))
@@ -95,7 +102,9 @@ class Preprocess:
     def located(self, size: tuple[int, int]) -> Box | None:
         """The same; None if the input is not an upright rectangle of the image, e.g. because it is mirrored."""
         if size not in self._boxes:
-            self._boxes[size] = find_box(self, size) if self.channels == 3 else find_band_box(self, size)
+            known = known_box(self.transform, size) if self.channels == 3 else None
+            find = find_box if self.channels == 3 else find_band_box
+            self._boxes[size] = known or find(self, size)
         return self._boxes[size]
 
     def view(self, image: Image.Image | Bands, most: int = 1024) -> Image.Image:
@@ -196,7 +205,7 @@ def unnormalised(images: Float[Tensor, "B channels Y X"], steps: Preprocess) -> 
     that would not be pixels of 8 bits had they been normalised, or if they fill 0…1 in each channel and normalised
     ones hardly can.
     """
-    values = images.double()
+    values = doubled(images)
     mean, std = (torch.tensor(tuple(c), dtype=torch.float64, device=values.device) for c in (steps.mean, steps.std))
     mean, std, high = mean[:, None, None], std[:, None, None], float(values.max())
     white = float(((1 - mean) / std).max())

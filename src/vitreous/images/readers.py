@@ -5,6 +5,7 @@ A reader turns image numbers into a batch; `in_processes` and `in_threads` read 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +32,7 @@ from torch import Tensor
 
 from vitreous._support.files import MISSING
 from vitreous.errors import InputError, one_line
+from vitreous.images.jpeg import Header, read_header
 from vitreous.images.masks import Mask, read_mask
 from vitreous.images.preprocess import Preprocess
 from vitreous.images.samples import Sample
@@ -67,6 +70,8 @@ class Loaded:
     photos: dict[int, bytes] = field(default_factory=dict)  # of the images in `shown`, what the model sees, as JPEG
     gone: str = ""  # a folder of images that has vanished: no reason of one image, the whole study has to stop
     hashes: dict[int, str] = field(default_factory=dict)  # of the content of the files
+    files: dict[int, tuple[Header, int]] = field(default_factory=dict)  # JPEG files for a GPU: header and length
+    held: Tensor | np.ndarray | None = None  # their bytes, one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +83,19 @@ class Reader:
     shown: frozenset[int] = frozenset()
     masked: bool = False  # are masks wanted?
     hashed: bool = False  # are hashes of the files wanted?
+    packed: bool = False  # are JPEG files left to the decoder of a GPU?
     sends: Literal["", "shared", "piped"] = ""  # how images reach another process: shared memory, or a pipe
 
     def __getitem__(self, numbers: list[int]) -> Loaded:
         found = Loaded()
         sizes: dict[tuple[int, ...], list[tuple[int, Tensor, Mask | None]]] = defaultdict(list)
+        files: list[bytes] = []
         for number in numbers:
             try:
+                file = self._file(number, found) if self.packed else None
+                if file is not None:
+                    files.append(file)
+                    continue
                 image, mask = self._one(number, found)
                 sizes[tuple(image.shape)].append((number, image, mask))
             except InputError as error:
@@ -95,16 +106,40 @@ class Reader:
                 found.failed[number] = f"{name}: cannot be prepared for the model ({one_line(error)})"
         for same in sizes.values():
             names, images, masks = zip(*same)
-            found.batches.append(Batch(list(names), self._packed(torch.stack(images)), list(masks)))
+            found.batches.append(Batch(list(names), self._sendable(torch.stack(images)), list(masks)))
+        if files:
+            found.held = self._sendable(torch.frombuffer(bytearray(b"".join(files)), dtype=torch.uint8))
         return found
 
-    def _packed(self, images: Tensor) -> Tensor | np.ndarray:
+    def _sendable(self, images: Tensor) -> Tensor | np.ndarray:
         """Images ready to be sent: in shared memory, or through the pipe if that is refused."""
         if self.sends == "shared":
             with suppress(RuntimeError):
                 images.share_memory_()  # type: ignore[no-untyped-call]
                 return images
         return images.numpy() if self.sends else images
+
+    def _file(self, number: int, found: Loaded) -> bytes | None:
+        """A JPEG file that a GPU can decode, as it is; None if it is another, or larger than a prepared image."""
+        sample, most = self.samples[number], self.preprocess.bytes
+        if self.masked and sample.mask is not None:
+            return None
+        try:
+            if isinstance(sample.image, Path) and sample.image.stat().st_size > most:
+                return None
+            held = sample.image.read_bytes()
+        except (OSError, ValueError, InputError):
+            return None  # the other way says why
+        header = read_header(held) if len(held) <= most else None
+        if header is None:
+            return None
+        if self.hashed:
+            found.hashes[number] = hashlib.sha256(held).hexdigest()
+        self._check_unchanged(sample)
+        if number in self.shown:
+            found.photos[number] = as_jpeg(self.preprocess.view(sample.open().image))
+        found.files[number] = header, len(held)
+        return held
 
     def _one(self, number: int, found: Loaded) -> tuple[Tensor, Mask | None]:
         sample = self.samples[number]
@@ -122,11 +157,14 @@ class Reader:
             except InputError as error:
                 found.lost_masks[number] = str(error)
                 mask = None
-        if sample.seen is not None and sample.stamps != sample.seen:  # before it was read, or meanwhile
-            raise InputError(f"{sample.image}: has changed since the study was begun; run it again on the new images")
+        self._check_unchanged(sample)
         if number in self.shown:
             found.photos[number] = as_jpeg(self.preprocess.view(picture.image))
         return image, mask
+
+    def _check_unchanged(self, sample: Sample) -> None:
+        if sample.seen is not None and sample.stamps != sample.seen:  # before it was read, or meanwhile
+            raise InputError(f"{sample.image}: has changed since the study was begun; run it again on the new images")
 
 
 def vanished(sample: Sample) -> str:
@@ -185,12 +223,11 @@ def in_processes(reader: Reader, groups: Sequence[list[int]], workers: int) -> I
 
 def has_room(reader: Reader, batch: int, workers: int) -> bool:
     """Is there enough shared memory for all batches in flight? In a container there often is not."""
-    y, x = reader.preprocess.size
     try:
         free = shutil.disk_usage(SHARED).free
     except OSError:
         return False
-    return free > 2 * batch * 4 * reader.preprocess.channels * y * x * (AHEAD + 1) * workers
+    return free > 2 * batch * reader.preprocess.bytes * (AHEAD + 1) * workers
 
 
 def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:

@@ -16,7 +16,7 @@ from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import Visitor
 from vitreous.errors import OptionError, Unsupported
 from vitreous.models.stages import Stage
-from vitreous.trace.ruled import Pair, follow_ruled, ruled
+from vitreous.trace.ruled import Pair, entering_blocks, follow_ruled, ruled, show_grads
 from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.rules.mode import Table
 from vitreous.trace.target import Target
@@ -87,15 +87,14 @@ def need_positive(trace: Trace, name: str, layers: Iterable[Attention]) -> None:
             raise Unsupported(f"{name} needs weights that are not negative; {said}, {told}")
 
 
-def need_positive_rows(trace: Trace, name: str, layers: Iterable[Attention], heads: str, residual: float) -> None:
+def need_positive_rows(trace: Trace, name: str, layer: Attention, heads: str, residual: float) -> None:
     """Raise if a row of r·I + (1−r)·Ā cannot be normalised: heads that are mixed may leave any sum."""
-    for layer in layers:
-        sums = whole(layer, heads).sum(-1) if layer.mixed else None
-        least = 1.0 if sums is None else float((residual + (1 - residual) * sums).min())
-        if least <= 0:
-            said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name})"
-            told = f"a row with the skip connection then sums to {least:.2g}, so that it cannot be normalised"
-            raise Unsupported(f"{name}: {said}; {told}. Try gae, grad_rollout or attention.")
+    sums = whole(layer, heads).sum(-1) if layer.mixed else None
+    least = 1.0 if sums is None else float((residual + (1 - residual) * sums).min())
+    if least <= 0:
+        said = f"{trace.model.name} changes its attention between softmax and values (in {layer.name})"
+        told = f"a row with the skip connection then sums to {least:.2g}, so that it cannot be normalised"
+        raise Unsupported(f"{name}: {said}; {told}. Try gae, grad_rollout or attention.")
 
 
 def less_baseline(trace: Trace, tokens: Tensor, baseline: Baseline) -> Tensor:
@@ -119,8 +118,23 @@ def sum_layers(trace: Trace, maps: list[Map]) -> Map:
 
 def tokens_x_gradients(trace: Trace, pairs: list[Pair], baseline: Baseline) -> Map:
     """Σ_l Σ_c (h_l − baseline) ⊙ ∂y/∂h_l on the patch grid."""
-    products = [less_baseline(trace, tokens, baseline) * grad for tokens, grad in pairs]
-    return sum_layers(trace, [trace.to_patches(product).sum(-1) for product in products])
+    return sum_layers(trace, [token_x_gradient(trace, baseline, *pair) for pair in pairs])
+
+
+def token_x_gradient(trace: Trace, baseline: Baseline, tokens: Tensor, grad: Tensor) -> Map:
+    return trace.to_patches(less_baseline(trace, tokens, baseline) * grad).sum(-1)
+
+
+def blocks_x_gradients(trace: Trace, target: Target, table: Table, baseline: Baseline) -> Map:
+    """The same of the tokens that enter each block, under a table; each product is made during the backward pass."""
+    found = ruled(trace, table, seen=False)
+    maps: dict[int, Map] = {}
+
+    def visit(number: int, tokens: Tensor, grad: Tensor) -> None:
+        maps[number] = token_x_gradient(trace, baseline, tokens, grad)
+
+    show_grads(trace, found, target, entering_blocks(trace, found), visit)
+    return sum_layers(trace, [maps[number] for number in sorted(maps)])
 
 
 def keeps_all(options: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vitreous._support.precision import doubled
 from vitreous.models.token_places import PURE
 
 NONE, MANY = -1, -2  # no item depends on a token, or several do
@@ -44,7 +45,7 @@ def dependents(items: Tensor, node: Tensor, fold: Callable[[Tensor], Tensor]) ->
 
 def at_tokens(end: Tensor, node: Tensor, fold: Callable[[Tensor], Tensor]) -> Tensor | None:
     grad = torch.autograd.grad(end, [node], retain_graph=True, allow_unused=True)[0]
-    return None if grad is None else fold(grad).double()
+    return None if grad is None else doubled(fold(grad))
 
 
 def find_readers(output: Tensor, node: Tensor, fold: Callable[[Tensor], Tensor]) -> Readers | None:

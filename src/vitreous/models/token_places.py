@@ -1,8 +1,9 @@
 """Which token comes from which pixels: measured, for any order of the tokens.
 
-By gradient (`cut_places`): every token has a number in binary. The gradient of the tokens, summed with the signs of one
-digit, is at a pixel plus or minus the gradient of their plain sum if the pixel goes to one token only; the signs spell
-the number of that token. This needs no further forward pass and finds the exact rectangle of every patch.
+By gradient (`cut_places`): every token has a number. The gradient of the tokens, weighted by their numbers, is at a
+pixel so many times the gradient of their plain sum, if the pixel goes to one token only; a second order of the numbers
+must agree. Where pixels are shared a little, or numbers are rounded (half precision), it is done for the signs of each
+binary digit instead. This needs no further forward pass and finds the exact rectangle of every patch.
 
 By exchange (`coded_places`), where patches overlap or the tokens have been mixed: some patches of an image are moved
 towards those of another, chosen by one binary digit of their row or column. A token that moves with them has this
@@ -12,14 +13,19 @@ digit. The digits are those of a Gray code: two neighbours, which a token may bo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise, product
 
 import torch
 from torch import Tensor
 
+from vitreous._support.precision import doubled
+
 Grid = tuple[int, int]
 Span = tuple[int, int]  # first pixel, and the one behind the last
+Ratio = Callable[[Tensor], Tensor]
+WHOLE = 0.05  # how near to a whole number the number of a token must be
 PURE = 0.9  # how nearly a pixel must go to one token only
 HERE, BESIDE = 0.5, 0.95  # shares of mixed tokens that must be found in their places, and in these or beside them
 STILL = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the largest change: a smaller one is rounding
@@ -60,28 +66,49 @@ def owners(tokens: Tensor, images: Tensor) -> Tensor | None:
     count = tokens.shape[1]
     random = torch.Generator().manual_seed(2)
     each = (tokens * torch.randn(tokens.shape[1:], generator=random).to(tokens)).sum((0, 2))  # [N]
-    numbers = torch.arange(count, device=tokens.device)
-    digits = [numbers >> k & 1 for k in range(max(1, (count - 1).bit_length()))]
     try:
         plain = pixel_gradient(each.sum(), images)
-        coded = [pixel_gradient((each * (1 - 2 * digit)).sum(), images) for digit in digits]
     except RuntimeError:  # the network runs without gradients
         return None
-    if plain is None or any(code is None for code in coded):
+    if plain is None:
         return None
     energy = plain.square().sum((0, -3))  # [Y X]
-    signs = torch.stack([(code * plain).sum((0, -3)) for code in coded if code is not None]) / energy.clamp_min(1e-38)
+
+    def ratio(code: Tensor) -> Tensor:
+        """What a pixel gives to the tokens weighted by a code, in units of what it gives to them: a weighted mean."""
+        found = pixel_gradient((each * code.to(each)).sum(), images)
+        assert found is not None
+        return (found * plain).sum((0, -3)) / energy.clamp_min(1e-38)
+
     read = energy > 1e-8 * energy.max()
-    pure = (signs.abs() > PURE).all(0)
-    if not read.any() or (read & ~pure).any():
+    if not read.any():
         return None
-    found = sum((signs[k] < 0).long() << k for k in range(len(digits)))
-    return torch.where(read, torch.as_tensor(found, device=read.device), -1)
+    found = by_number(ratio, read, count) if tokens.dtype in STILL else None
+    found = by_digits(ratio, read, count) if found is None else found
+    return None if found is None else torch.where(read, found, -1)
+
+
+def by_number(ratio: Ratio, read: Tensor, count: int) -> Tensor | None:
+    """The token that each pixel goes to, by its number and checked by another order; None if pixels are shared."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).to(read.device)
+    number = ratio(torch.arange(1, count + 1, device=read.device))
+    token = number.round().long().sub_(1).clamp_(0, count - 1)
+    near = (number - token - 1).abs() < WHOLE
+    return token if near[read].all() and ((ratio(order) - order[token]).abs() < WHOLE)[read].all() else None
+
+
+def by_digits(ratio: Ratio, read: Tensor, count: int) -> Tensor | None:
+    """The same by binary digits, which may also be rounded, or shared a little; None if they are shared more."""
+    numbers = torch.arange(count, device=read.device)
+    signs = torch.stack([ratio(1 - 2 * (numbers >> k & 1)) for k in range(max(1, (count - 1).bit_length()))])
+    if (read & ~(signs.abs() > PURE).all(0)).any():
+        return None
+    return torch.stack([(sign < 0).long() << k for k, sign in enumerate(signs)]).sum(0)
 
 
 def pixel_gradient(end: Tensor, images: Tensor) -> Tensor | None:
     grad = torch.autograd.grad(end, [images], retain_graph=True, allow_unused=True)[0]
-    return None if grad is None else grad.double()
+    return None if grad is None else doubled(grad)
 
 
 def rectangles(owner: Tensor, count: int) -> Places | None:
@@ -152,7 +179,7 @@ def coded_places(tokens: Tensor, fine: Grid, grids: list[Grid], size: tuple[int,
 
     None if they do not lie on one of these grids, each the fine one with its patches merged by powers of two.
     """
-    plain, even, *moved = tokens.detach().double()
+    plain, even, *moved = doubled(tokens.detach())
     change = even - plain
     energy = change.square().sum(-1)
     still = STILL.get(tokens.dtype, 0.05) * energy.max().sqrt()

@@ -29,10 +29,14 @@ def overlay(
     control: bool = False,
     strength: float = 0.85,
     box: Box | None = None,
+    least: int = LONG_SIDE,
 ) -> Image.Image:
-    """The map over its image, or over a part of it (`box`); where it claims nothing, the image shows."""
+    """The map over its image, or over a part of it (`box`); where it claims nothing, the image shows.
+
+    `least`: pixels that the long side has at least.
+    """
     ends = colour.ends_of(map, signed, limits)
-    photo = enlarge(photo.convert("RGB"))
+    photo = enlarge(photo.convert("RGB"), least)
     values, known = resample(map, photo.size, cells, box)
     place, alpha = veil(values, ends, signed)
     alpha = (strength * alpha * known).astype(np.float32)
@@ -124,14 +128,14 @@ def in_box(map: np.ndarray, size: tuple[int, int], cells: bool, box: Box) -> tup
     return whole[0], whole[1]
 
 
-def enlarged(size: tuple[int, int]) -> tuple[int, int]:
-    """Width and height with a long side of at least `LONG_SIDE`."""
-    factor = max(1.0, LONG_SIDE / max(size))
+def enlarged(size: tuple[int, int], least: int = LONG_SIDE) -> tuple[int, int]:
+    """Width and height with a long side of at least so many pixels."""
+    factor = max(1.0, least / max(size))
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
-def enlarge(photo: Image.Image) -> Image.Image:
-    size = enlarged(photo.size)
+def enlarge(photo: Image.Image, least: int = LONG_SIDE) -> Image.Image:
+    size = enlarged(photo.size, least)
     return photo if size == photo.size else photo.resize(size, Image.Resampling.BICUBIC)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from vitreous.plot import colour
 from vitreous.plot.explained import Explained
 from vitreous.plot.outline import outlined
-from vitreous.plot.overlay import bare, overlay, paint
+from vitreous.plot.overlay import LONG_SIDE, bare, overlay, paint
 from vitreous.plot.region import surrounded
 from vitreous.plot.sheet import HEAD, PALE, QUIET, SMALL, Sheet, compact, printable
 from vitreous.registry import METHODS
@@ -36,8 +36,15 @@ class Panel:
     control: bool
 
     @classmethod
-    def of(cls, attribution: Explained, index: int, photo: Image.Image | None, cells: bool) -> Panel:
-        """The map over its image, or alone where there is none."""
+    def of(
+        cls,
+        attribution: Explained,
+        index: int,
+        photo: Image.Image | None,
+        cells: bool,
+        least: int = LONG_SIDE,
+    ) -> Panel:
+        """The map over its image, or alone where there is none; over an image, its long side has at least `least`."""
         map = attribution.map[index].detach().float().cpu().numpy()
         inside = ~np.isnan(map)
         map = map[inside.any(-1)][:, inside.any(-2)] if inside[0, 0] else map  # beyond a smaller map than another's
@@ -46,7 +53,8 @@ class Panel:
         if photo is None:
             picture = bare(map, signed, cells=cells, limits=ends, control=control)
         else:
-            picture = overlay(map, photo, signed, cells=cells, limits=ends, control=control, box=attribution.box)
+            how: dict[str, Any] = {"cells": cells, "limits": ends, "control": control, "least": least}
+            picture = overlay(map, photo, signed, box=attribution.box, **how)
         numbers = map[np.isfinite(map)]
         span = (float(numbers.min()), float(numbers.max())) if numbers.size else None
         around = attribution.boxes[index] if attribution.boxes else None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous.trace.big import is_big
 from vitreous.trace.run import gradients
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -69,8 +70,10 @@ def beginning(target: Target, output: Output, embedding: Tensor) -> tuple[Tensor
 
 
 def targets_at_once(trace: Trace) -> int:
-    """The number of targets that share one backward pass."""
+    """The number of targets that share one backward pass; of a big model, blocks are run again for each."""
     device = trace.images.device
+    if is_big(trace):
+        return 1
     return max(1, batch_size(trace.layout.footprint[1], device, ROWS.get(device.type, ROWS["cpu"])) // len(trace))
 
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitreous._support.precision import doubled
 from vitreous.errors import Unsupported
 from vitreous.models.layout import Layout
 from vitreous.models.stages import covering
@@ -153,7 +154,7 @@ def answers(placed: Features, cells: Sequence[Grid]) -> bool:
 
     How much a place changes is compared with how much it changes for the other cells: some tokens always change much.
     """
-    change = (placed[1:] - placed[:1]).double().square().sum(-1).flatten(1)  # [cells h·w]
+    change = doubled(placed[1:] - placed[:1]).square().sum(-1).flatten(1)  # [cells h·w]
     share = change / change.sum(0).clamp_min(1e-300)
     weight = (share * change.sum(0).sqrt()).argmax(1).tolist()
     (h, w), near = placed.shape[1:3], 0

@@ -6,20 +6,24 @@ A trace keeps one such pass for each table, so that several methods and targets 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.capture.attention_backward import Visitor, shown
 from vitreous.capture.capture import names_of
 from vitreous.capture.narrowed_block import own_thread
+from vitreous.capture.recomputed import copied
 from vitreous.errors import Unsupported
 from vitreous.models.blocks import tensor_of
 from vitreous.models.data_flow import first_met, leaf_node
+from vitreous.trace.big import is_big, sparing
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.constants import Constants
 from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
@@ -29,6 +33,7 @@ from vitreous.trace.trace import Trace
 from vitreous.types import Row
 
 Pair = tuple[Tensor, Tensor]  # tokens and their gradient, batch first
+Visit = Callable[[int, Tensor, Tensor], None]  # the same, with the number of the block
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +79,7 @@ class Stream:
         self.entering.setdefault(number, tokens)
         if self.constants is not None:
             self.constants.block = number
-        copy = tokens.clone()
+        copy = copied(tokens)
         return ((copy, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): copy})
 
     def leave(self, number: int, block: nn.Module, args: Any, out: Any) -> None:
@@ -93,24 +98,30 @@ class Stream:
         return all(begins[i] is ends[i - 1] or first_met(begins[i], stops) == [i - 1] for i in every[1:])
 
 
-def ruled(trace: Trace, table: Table | None, *, whole: bool = False, constants: bool = False) -> Ruled:
+def ruled(
+    trace: Trace, table: Table | None, *, whole: bool = False, constants: bool = False, seen: bool = True
+) -> Ruled:
     """The forward pass of a trace under a table; None: with its plain gradient.
 
-    `whole`: never narrow the last block. `constants`: note everything that is added to the signal.
+    `whole`: never narrow the last block. `constants`: note everything that is added to the signal. `seen=False`: the
+    attention is not needed, so that a big model need not keep it.
     """
     narrow = narrowing(trace, fold=False)  # checked without the rules
     full = whole and narrow is not None
-    name = f"{'plain' if table is None else table.name}, whole={full}, constants={constants}"
+    spare = not (seen or constants) and (table is None or table.repeats) and is_big(trace)
+    name = f"{'plain' if table is None else table.name}, whole={full}, constants={constants}, spare={spare}"
 
     def make() -> tuple[Finished, Ruled]:
-        made = run_ruled(trace, table, None if full else narrow, Constants() if constants else None)
+        made = run_ruled(trace, table, None if full else narrow, Constants() if constants else None, spare)
         return made.run, made
 
     kept: Ruled = trace.kept(name, make)[1]
     return kept
 
 
-def run_ruled(trace: Trace, table: Table | None, narrow: Narrow | None, constants: Constants | None) -> Ruled:
+def run_ruled(
+    trace: Trace, table: Table | None, narrow: Narrow | None, constants: Constants | None, spare: bool
+) -> Ruled:
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     blocks = layout.blocks or layout.flat_blocks
     has_blocks = bool(blocks) and len(blocks) == layout.layers
@@ -118,7 +129,7 @@ def run_ruled(trace: Trace, table: Table | None, narrow: Narrow | None, constant
     stream = Stream([found_in(block) for block in blocks] if has_blocks else [], constants)
     how = Run.from_pixels().narrowed(narrow).inside(stream.watched).of(range(len(trace)))
     with mode(trace, table, has_blocks) as rules, constants or nullcontext():
-        record = trace.run(images, how)
+        record = trace.run(images, sparing(trace, how, lambda: rules or nullcontext()) if spare else how)
     found = stream.entering.get(0)
     if rules is not None and not has_blocks:
         found, rules.entered = rules.entered, None
@@ -158,6 +169,26 @@ def token_grads(trace: Trace, found: Ruled, target: Target, tokens: tuple[Tensor
         refuse_other_axes(trace, one)
     grads = grads_under(trace, found, target, list(tokens))
     return [(trace.batch_first(t.detach()), trace.batch_first(grad)) for t, grad in zip(tokens, grads)]
+
+
+def show_grads(trace: Trace, found: Ruled, target: Target, tokens: tuple[Tensor, ...], visit: Visit) -> None:
+    """Pass each of these tokens (first to last) with its gradient to `visit` as soon as the backward pass has it, so
+    that there is one gradient at a time.
+    """
+    left = dict(enumerate(tokens))
+
+    def show(number: int, grad: Tensor) -> None:
+        one = left.pop(number)
+        visit(number, trace.batch_first(one.detach()), trace.batch_first(grad))
+
+    for one in tokens:
+        refuse_other_axes(trace, one)
+    with ExitStack() as stack:
+        for number, one in enumerate(tokens):
+            stack.callback(one.register_hook(partial(show, number)).remove)  # type: ignore[no-untyped-call]
+        grads_under(trace, found, target, [tokens[0]])
+    for number, one in list(left.items()):  # the score does not depend on these
+        show(number, torch.zeros_like(one))
 
 
 def refuse_other_axes(trace: Trace, tokens: Tensor) -> None:

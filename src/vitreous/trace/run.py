@@ -18,6 +18,7 @@ from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Change, Enough, Forms
 from vitreous.capture.entries import CutAt, NotedAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
+from vitreous.capture.recomputed import Call
 from vitreous.errors import ModelError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
 from vitreous.models.decoder import learning
@@ -25,12 +26,14 @@ from vitreous.models.facts import Facts
 from vitreous.models.inputs import Given, Inputs
 from vitreous.models.layout import Layout
 from vitreous.models.model import Model
+from vitreous.trace.again import Within, recomputing
 from vitreous.trace.further_rows import Extend, extending, leaving, run_extended
 from vitreous.trace.target import Target
 from vitreous.types import Extent, Images, Scores
 
 Edit = Callable[[Tensor], Tensor]
 NO_LAYER = 2**30  # a number that no layer has
+AGAIN = "_vitreous_again"  # attribute of a score: its backward pass runs blocks again
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,9 @@ class Run:
     extend: Extend | None = None  # rows to append after the last block
     extend_since: int = 0  # the first layer whose tokens it is given
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
-    rows: tuple[int, ...] | None = (
-        None  # the image that each row belongs to, whose inputs it gets; None: row i, image i
-    )
+    rows: tuple[int, ...] | None = None  # the image whose inputs each row gets; None: row i, image i
     noise: bool = False  # the images are those of the layout run, with the inputs that they had there
+    recompute: Within | None = None  # the context in which blocks that keep nothing are run again; None: they keep all
 
     @classmethod
     def to_output(cls) -> Run:
@@ -119,6 +121,10 @@ class Run:
         """Append rows made from the outputs of the blocks from layer `since` on; no gradient passes between these."""
         return replace(self, extend=extend, extend_since=since)
 
+    def recomputed(self, within: Within | None) -> Run:
+        """Keep only the tokens that enter each block, and run blocks again, in this context, when they are needed."""
+        return replace(self, recompute=within)
+
     def of(self, rows: Sequence[int]) -> Run:
         """Say which image each row (of the images, or after `enter`, `leave` and `extend`) belongs to."""
         return replace(self, rows=tuple(rows))
@@ -135,6 +141,7 @@ class Stopped:
     images: Images
     layers: tuple[Attention, ...]
     since: int = 0  # the first layer in `layers`
+    again: tuple[Call, ...] = ()  # the blocks that can be run again, all but the last, if this was asked for
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,7 +178,7 @@ def perform(
 ) -> Finished | Stopped:
     """Run the model. `given`: what each row gets beside its image; then there are as many images as rows."""
     device, rows, count = images.device.type, how.count or len(images), len(images)
-    output = None
+    output, kept = None, list[Call]()
     if given:
         images = images if len(how.rows or images) == count else one_each(images, how)
         rows = len(images)
@@ -182,7 +189,7 @@ def perform(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(how.grad))
-        stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=autocast))
+        amp = stack.enter_context(torch.autocast(device, dtype=torch.get_autocast_dtype(device), enabled=autocast))
         still = stack.enter_context(model.still())
         stack.enter_context(how.within())
         if how.grad and layout.decoder is not None:
@@ -207,19 +214,20 @@ def perform(
         at = NotedAt if how.grad else CutAt
         cut = None if how.layer is None else at(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
+        if how.recompute is not None and not still.hooked:
+            kept = stack.enter_context(recomputing(model, layout, amp, how.recompute, seen, cut)).calls
         call = partial(model.run, images, given) if given else partial(model.run, images)
         output = call() if how.extend is None else run_extended(model.name, call)
     layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
+    known = images, layers, how.since, tuple(kept)
     if output is None:
-        return Stopped(images, layers, how.since)
+        return Stopped(*known)
     if len(output) != rows and how.extend is None:
         raise ModelError(f"{model.name} returns {len(output)} rows for {rows} images")
     pools = [call for call in seen.calls if layout.pooled and layout.is_pool(call, rows)]
     head = seen.linear if model.classifier is not False else None  # the last layer of a backbone is no classifier
     return Finished(
-        images,
-        layers,
-        how.since,
+        *known,
         output=output,
         embedding=head[0] if head is not None and head[1] is output else output,
         pool=pools[-1] if pools else None,
@@ -327,7 +335,10 @@ class Batch:
 def score_of(target: Target, run: Finished, rows: slice = slice(None)) -> Scores:
     """The score of the target, attached to the graph of the forward pass."""
     with torch.enable_grad():
-        return widen(target(run.output[rows], run.embedding[rows]))
+        score = widen(target(run.output[rows], run.embedding[rows]))
+    if run.again:
+        setattr(score, AGAIN, True)
+    return score
 
 
 def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True) -> tuple[Tensor, ...]:
@@ -337,5 +348,7 @@ def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True
         raise Unsupported(
             "the model runs without gradients (torch.inference_mode in its forward?); try attention or rollout"
         )
-    found = torch.autograd.grad(ends, wrt, [torch.ones_like(end) for end in ends], retain_graph=keep, allow_unused=True)
+    ones, again = [torch.ones_like(end) for end in ends], any(hasattr(end, AGAIN) for end in ends)
+    with torch.autograd.set_multithreading_enabled(False) if again else nullcontext():  # blocks run in this thread
+        found = torch.autograd.grad(ends, wrt, ones, retain_graph=keep, allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt))

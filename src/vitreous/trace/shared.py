@@ -98,6 +98,10 @@ def in_groups(chosen: Chosen) -> list[list[str]]:
     return [names for names in groups.values() if names]
 
 
-def pays(chosen: Chosen) -> bool:
-    """Whether a shared pass is worth making: a method reads the model's own gradient."""
-    return any(declared.graph_of(values) == MODEL for declared, values in chosen.values())
+def pays(chosen: Chosen, alone: bool = False) -> bool:
+    """Whether a shared pass is worth making: one method reads the model's own gradient, another this or its attention.
+
+    `alone`: one method is enough, as where a forward pass is made for the output anyway.
+    """
+    reads = any(declared.graph_of(values) == MODEL for declared, values in chosen.values())
+    return reads and (alone or len(in_groups(chosen)[0]) > 1)

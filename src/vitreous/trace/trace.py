@@ -20,6 +20,7 @@ from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.models.readers import reader_weights
+from vitreous.trace.big import follow_big, sparing
 from vitreous.trace.crops import Crops
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
@@ -274,13 +275,16 @@ class Trace(Batch):
         if True in self._followed:
             return self._followed[True]
         if seen not in self._followed:
-            narrow = narrowing(self, fold=not seen) if self.layout.entries else None
-            run = self._follow(narrow)
-            folded = narrow is not None and narrow.fold is not None
-            if folded and not (len(run[0].layers) == self.layout.layers - 1 and is_followed(run[0])):
-                run = self._follow(Narrow())  # with a folded last block, not all layers can be visited
-            self._followed[seen] = run
+            self._followed[seen] = (None if seen else follow_big(self)) or self._follow_all(seen)
         return self._followed[seen]
+
+    def _follow_all(self, seen: bool) -> tuple[Finished, Follower]:
+        narrow = narrowing(self, fold=not seen) if self.layout.entries else None
+        run = self._follow(narrow)
+        folded = narrow is not None and narrow.fold is not None
+        if folded and not (len(run[0].layers) == self.layout.layers - 1 and is_followed(run[0])):
+            run = self._follow(Narrow())  # with a folded last block, not all layers can be visited
+        return run
 
     def _follow(self, narrow: Narrow | None) -> tuple[Finished, Follower]:
         follower = Follower(self.layout.tokens, self.layout.numbers, bool(self.layout.stages))
@@ -331,7 +335,7 @@ class Trace(Batch):
     def from_pixels(self, images: Images) -> Finished:
         """A forward pass of one or more versions of the batch that is differentiable from the pixels on."""
         leaf, rows = images.detach().clone().requires_grad_(), list(range(len(self))) * (len(images) // len(self))
-        return self.run(leaf, self.least(Run.from_pixels()).of(rows))
+        return self.run(leaf, sparing(self, self.least(Run.from_pixels()).of(rows)))
 
     # ------------------------------------------------------------------------------------------------- randomness
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from vitreous._support.statistics import Summary
 from vitreous._support.words import finite
 from vitreous.attribution import Attribution
-from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, measure_method
+from vitreous.evaluation.leaderboard import EXAMPLES, Found, forward_seconds, measure_method, share_between
 from vitreous.evaluation.leaderboard import Scene as Measuring
 from vitreous.evaluation.plan import Methods, make_plan
 from vitreous.evaluation.results import About, Asked, Board, D, Example, Plan
@@ -86,6 +86,8 @@ class Leaderboard(Kind):
     def work(self, scene: Scene) -> dict[str, Outcome]:
         assert scene.target is not None
         plan, own = self.plan, Measuring(scene.trace, scene.target, scene.masks, scene.timed, scene.pool, scene.numbers)
+        if not scene.timed:
+            share_between(scene.trace, plan, list(self.chosen))
         told = {"forward": forward_seconds(scene.trace) / len(scene.trace)} if scene.timed else {}
         return {name: self.outcome(measure_method(plan, own, name), scene, told) for name in self.chosen}
 

@@ -14,6 +14,7 @@ import pyarrow
 from vitreous.evaluation.study.plan import Recipe, Shard
 from vitreous.evaluation.study.shard import run_shard
 from vitreous.evaluation.study.store import Store
+from vitreous.images.decoding import Decoder, choose_scaling
 from vitreous.images.readers import Loaded, Reader, in_processes, sent, still_there, usual_workers
 from vitreous.images.samples import Sample
 from vitreous.models.model import Model
@@ -50,12 +51,22 @@ def compute(
     """Compute the shards of one model in order; readers run ahead across shard borders."""
     groups = [shard.groups(recipe.batch) for shard in shards]
     shown = frozenset().union(*(shard.shown for shard in shards))
-    reader = Reader(Numbered(shards), model.preprocess, shown, masked=recipe.kind.masked, hashed=True)
+    scaling = choose_scaling(recipe.decoders[shards[0].model], model.preprocess, model.device)
+    reader = Reader(
+        Numbered(shards),
+        model.preprocess,
+        shown,
+        masked=recipe.kind.masked,
+        hashed=True,
+        packed=scaling is not None,
+    )
     count = usual_workers(model.device.type) if workers is None else workers
     each = [numbers for mine in groups for numbers in mine]
     if len(each) <= 1:
         count = 0  # a process would take longer to start than to read a batch
-    stream = told(sent(still_there(in_processes(reader, each, count)), model.device), each, tick)
+    read = in_processes(reader, each, count)
+    ready = sent(read, model.device) if scaling is None else Decoder(reader, model.device, scaling)(read)
+    stream = told(still_there(ready), each, tick)
     for shard, mine in zip(shards, groups):
         yield shard, run_shard(recipe, model, shard, islice(stream, len(mine)))
 

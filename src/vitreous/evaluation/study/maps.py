@@ -52,7 +52,7 @@ class Maps(Kind):
         return check_methods(self.chosen, model)
 
     def begin(self, trace: Trace) -> None:
-        if pays(self.declarations):
+        if pays(self.declarations, alone=True):
             trace.share()
         if trace.shared is None:
             trace.whole()

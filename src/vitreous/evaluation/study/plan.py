@@ -17,6 +17,7 @@ from vitreous.evaluation.leaderboard import show_inputs
 from vitreous.evaluation.study.kind import Kind
 from vitreous.images.beside import Arrays
 from vitreous.images.dataset import Data
+from vitreous.images.decoding import choose_scaling, decoding_by
 from vitreous.images.samples import Sample
 from vitreous.metrics.case import no_target
 from vitreous.models.fingerprint import weights_digest
@@ -30,6 +31,7 @@ from vitreous.trace.trace import Trace
 from vitreous.version import VERSION
 
 FORMAT = 2  # of the store; another number is another study. 1: rows without image_hash, target_label, probability
+BY_GPU = "JPEG files are decoded on the GPU, which gives slightly other pixels than Pillow on the CPU"
 MOST_SHARDS, LARGEST = 1000, 2048  # more images make larger shards, up to this many
 
 
@@ -86,6 +88,7 @@ class Recipe:
     names: tuple[str, ...]  # of the models
     targets: tuple[str | None, ...]
     batch: int
+    decoders: tuple[str, ...]  # of each model, "cpu" or "gpu"
     data: tuple[Data, ...] = ()  # of each model, if the kind needs other images than those of a shard
 
 
@@ -131,6 +134,7 @@ def plan(
     shard: int | None = None,
     device: str | None = None,
     choice: dict[str, Any] | None = None,
+    decode: str = "cpu",
 ) -> tuple[Planned, Model]:
     """Check everything that can be checked before hours of work; returns the last loaded model too."""
     if not len(data):
@@ -140,6 +144,7 @@ def plan(
     notes, labelled, about = list(data.notes), list[Data](), list[dict[str, Any]]()
     names: list[str] = []
     origins: dict[str, Any] = {}
+    decoders: list[str] = []
     for source in sources:
         model = source.load(device)
         show_inputs(model, data)
@@ -151,6 +156,11 @@ def plan(
         names.append(unlike(model.name, names))
         origins[names[-1]] = Origin.of(model, model.size).told
         about.append(describe(model, names[-1], origins[names[-1]]["weights"]["digest"]))
+        decoders.append(choose_decoder(decode, kind, model))
+        if decoders[-1] == "gpu":
+            about[-1]["decoder"] = "gpu"  # other pixels, so it is another study
+            origins[names[-1]]["decoder"] = decoding_by()
+            notes.append(f"{names[-1]}: {BY_GPU}")
     assert batch is not None
     identity = {
         "format": FORMAT,
@@ -171,8 +181,18 @@ def plan(
         "choice": choice or {},
         "origins": origins,
     }
-    recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch, tuple(labelled) if kind.pooled else ())
+    pool = tuple(labelled) if kind.pooled else ()
+    recipe = Recipe(kind, tuple(sources), tuple(names), tuple(targets), batch, tuple(decoders), pool)
     return Planned(recipe, labelled, {"id": digest(identity), **identity, **rest}, notes), model
+
+
+def choose_decoder(asked: str, kind: Kind, model: Model) -> str:
+    """Where the JPEG files of a model are decoded, "cpu" or "gpu"."""
+    together = kind.pooled or kind.phases > 1  # such a kind also opens images one by one, on the CPU
+    if asked == "gpu" and together:
+        raise OptionError(f"decode=gpu: the study {kind.name} decodes on the CPU only; leave it out")
+    found = choose_scaling("cpu" if together and asked == "auto" else asked, model.preprocess, model.device)
+    return "cpu" if found is None else "gpu"
 
 
 def digest(identity: dict[str, Any]) -> str:

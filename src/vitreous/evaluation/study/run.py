@@ -46,6 +46,7 @@ def run_study(
     batch: int | None = None,
     shard: int | None = None,
     device: str | None = None,
+    decode: str = "cpu",
 ) -> Study:
     """Run a study on a data set, or resume it where it stopped.
 
@@ -53,7 +54,8 @@ def run_study(
     tar shards and Hugging Face data sets on disk. `model`: one or several. `options`: {"rollout": {"discard": 0.9}},
     and of the study itself {"cass": {"samples": 32}}. `target`: one or a list, e.g. ["label", "top-1"]. `inputs`: what
     the network gets beside each image, arrays by name or an .npz, one row for each image. `workers`: processes that
-    read images; for `engine="ray"` actors that compute, each with `gpus` of a GPU.
+    read images; for `engine="ray"` actors that compute, each with `gpus` of a GPU. `decode`: where JPEG files are
+    decoded, "cpu", "gpu", or "auto" for the GPU if it can.
     """
     whole = data if isinstance(data, Data) else read_data(data, masks)
     found = whole.with_inputs(inputs).take(limit, sample, seed).stamped()
@@ -69,6 +71,7 @@ def run_study(
         shard=shard,
         device="cpu" if engine == "ray" else device,
         choice=choice,
+        decode=decode,
     )
     far = {"workers": workers, "address": address, "gpus": gpus}
     near = {"workers": workers, "device": device, "loaded": loaded}

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous._support.memory import in_batches
+from vitreous._support.precision import widest
 from vitreous.capture.attention import Attention, widen
 from vitreous.inspect.outliers.mlps import Mlp, watch_units
 from vitreous.models.model import Model
@@ -130,7 +131,7 @@ class Sums:
 
     def add(self, size: Float[Tensor, "B h w U"], outliers: Bool[Tensor, "B h w"]) -> None:
         for side, mask in ((True, outliers), (False, ~outliers)):
-            part = (size * mask[..., None]).sum((0, 1, 2), dtype=torch.float64)
+            part = (size * mask[..., None]).sum((0, 1, 2), dtype=widest(size.device))
             self.at[side] = self.at[side] + part if side in self.at else part
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from vitreous._support.precision import widest
 from vitreous.capture.attention import sum_of, widen
 from vitreous.capture.attention_backward import split, step
 from vitreous.errors import Unsupported
@@ -113,7 +114,7 @@ def norms(
 def gram(projection: Projection, values: Keys) -> Float[Tensor, "B M H H"]:
     """⟨W_O^h v_j^h, W_O^h′ v_j^h′⟩ of every two heads, in double precision, since heads may cancel."""
     h, d = values.shape[1], values.shape[3]
-    v = values.double()
+    v = values.to(widest(values.device))
     between = projection(torch.eye(h * d, dtype=v.dtype, device=v.device))  # [H·d D]
     between = (between @ between.mT).reshape(h, d, h, d)
     return torch.stack([torch.einsum("bmx,xhy,bhmy->bmh", v[:, i], between[i], v) for i in range(h)], 2)
@@ -123,6 +124,6 @@ def lengths(a: Weights, products: Float[Tensor, "B M H H"]) -> Float[Tensor, "B 
     """‖Σ_h A^h_ij W_O^h v_j^h‖ from the inner products alone: no vector is formed for a pair of tokens."""
     found = []
     for one, product in zip(a, products):
-        by_key = one.permute(2, 1, 0).double()  # [M n H]
+        by_key = one.permute(2, 1, 0).to(product)  # [M n H]
         found.append((by_key @ product).mul_(by_key).sum(-1).clamp_min_(0).sqrt_().mT)
     return torch.stack(found).to(a.dtype)

@@ -24,6 +24,7 @@ from vitreous.methods.common import (
 from vitreous.methods.decoded import read_through
 from vitreous.models.stages import Behind, Places, Stage
 from vitreous.registry import method
+from vitreous.trace.big import backwards
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads, Keys, Map, Row
@@ -56,16 +57,18 @@ def rollout(
     ρᵀ Π_l (r·I + (1−r)·Ā⁽ˡ⁾), rows normalised; the row vector is carried from the last layer to the first; of a decoder
     (DETR), first from the query through the decoder's layers to the tokens of the encoder
     """
-    formed = Formed(heads)
-    layers = trace.formed(formed)
     check_start(trace, start_layer)
-    need_positive_rows(trace, "rollout", layers[start_layer:], heads, residual)
+    formed = Formed(heads)
+    layers = from_last(trace, formed)
     through = trace.layout.decoder is not None
     carried: Row = read_through(trace, heads, discard, residual) if through else trace.readout  # [B N]
-    carried = carried.to(layers[-1].wide)
     joins = trace.joins
     rows = trace.read_tokens  # only these rows of the last layer are used
-    for number, layer in reversed(list(enumerate(layers))[start_layer:]):
+    for number, layer in layers:
+        if number < start_layer:
+            break
+        need_positive_rows(trace, "rollout", layer, heads, residual)
+        carried = carried.to(layer.wide)
         stage = trace.layout.stage(number)
         carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
         a = formed.maps[number] if number < len(formed.maps) else None
@@ -81,6 +84,11 @@ def rollout(
             carried = sum_steps(carried, layer, heads, residual) if a is None else step(carried, a, residual)
         rows = None
     return trace.map(carried, start_layer)
+
+
+def from_last(trace: Trace, formed: Formed) -> Iterator[tuple[int, Attention]]:
+    """Every layer with its number, last to first; those of a big model are not kept."""
+    return backwards(trace) or reversed(list(enumerate(trace.formed(formed))))
 
 
 def staged_step(

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
+from vitreous._support.precision import widest
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
 from vitreous.capture.capture import names_of
 from vitreous.errors import Unsupported
@@ -174,7 +175,7 @@ def dtype_of(precision: Precision, images: Images) -> torch.dtype:
     """The precision of the run: float64 or the model's own; float32 for float16, which over- and underflows."""
     if precision == "single":
         return torch.float32 if images.dtype == torch.float16 else images.dtype
-    if images.device.type == "mps":
+    if widest(images.device) != torch.float64:
         raise Unsupported(f"{images.device} has no float64: use transformer_attribution's precision=single, or the CPU")
     return torch.float64
 

@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vitreous.methods.common import tokens_x_gradients
+from vitreous.methods.common import blocks_x_gradients
 from vitreous.registry import method
-from vitreous.trace.ruled import entering_blocks, ruled, token_grads
 from vitreous.trace.rules.gradient import ATTN_LRP, CP_LRP
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -40,5 +39,4 @@ def centred_lrp(
     Σ_l Σ_c (h_l − h̄_l) ⊙ ∂y/∂h_l by the rules of attn_lrp, h_l the tokens that enter block l, h̄_l their mean over
     the patches of the image
     """
-    found = ruled(trace, TABLES[table])
-    return tokens_x_gradients(trace, token_grads(trace, found, target, entering_blocks(trace, found)), "mean")
+    return blocks_x_gradients(trace, target, TABLES[table], "mean")

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from vitreous.methods.common import Baseline, tokens_x_gradients
+from vitreous.methods.common import Baseline, blocks_x_gradients, tokens_x_gradients
 from vitreous.methods.lrp.contributions import bias_map, contributions
 from vitreous.registry import method
-from vitreous.trace.ruled import entering_blocks, ruled, token_grads
 from vitreous.trace.rules.libra import LIBRA
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -51,8 +50,7 @@ def libra_fullgrad(
     """
     if bias:
         return with_biases(trace, target, baseline)
-    found = ruled(trace, LIBRA)
-    return tokens_x_gradients(trace, token_grads(trace, found, target, entering_blocks(trace, found)), baseline)
+    return blocks_x_gradients(trace, target, LIBRA, baseline)
 
 
 def with_biases(trace: Trace, target: Target, baseline: Baseline) -> Map:

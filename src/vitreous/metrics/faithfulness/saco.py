@@ -7,6 +7,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from vitreous._support.precision import doubled, widest
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import Scale, first, hide
 from vitreous.registry import metric
@@ -37,8 +38,10 @@ def saco(
     members = until[:, 1:] & ~until[:, :-1]  # [B K n]
     whole = case.trace.score(case.scored(of)).detach()[:, None]
     drops = whole - hide(case, of, members, fill, "saco", groups)
-    sums = torch.einsum("bkn,bn->bk", members.double(), case.patches.flatten(1).double())
-    means = sums / members.sum(-1)  # of equal float32 values exactly that value
+    sums = torch.einsum("bkn,bn->bk", doubled(members), doubled(case.patches.flatten(1)))
+    means = (sums / members.sum(-1).to(sums)).to(
+        drops.device, widest(drops.device)
+    )  # of equal float32 values exactly that value
     return Measured(coefficient(means, drops), drops, [end / patches for end in ends[1:]])
 
 

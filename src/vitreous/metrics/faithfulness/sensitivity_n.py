@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field
 from torch import Tensor
 
+from vitreous._support.precision import doubled
 from vitreous._support.statistics import pearson
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import Curve, Scale, Share, hide
@@ -39,9 +40,9 @@ def sensitivity_n(
     class) or what `of` says; the mean over n. NaN where all sums are the same (a map of one value) or all drops are
     """
     hidden = draw(case.trace, shares, subsets, seed)
-    whole = case.trace.score(case.scored(of)).detach().double()[:, None]
-    drops = whole - hide(case, of, hidden, fill, "sensitivity_n", *shares, subsets, seed).double()
-    sums = torch.einsum("btn,bn->bt", hidden.double(), case.patches.flatten(1).double())
+    whole = doubled(case.trace.score(case.scored(of)).detach())[:, None]
+    drops = whole - doubled(hide(case, of, hidden, fill, "sensitivity_n", *shares, subsets, seed))
+    sums = torch.einsum("btn,bn->bt", doubled(hidden), doubled(case.patches.flatten(1)))
     each = (len(sums), len(shares), subsets)
     curve = foretold(sums.view(each), drops.view(each), ROUNDING * whole.abs())
     return Measured(curve.nanmean(1), curve, shares)

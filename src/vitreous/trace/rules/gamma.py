@@ -36,7 +36,7 @@ def gamma_table(base: Table, linear: float, patch: float) -> Table:
         return enlarged(gamma)(func, input, weight, bias, *args, **kwargs)
 
     rules = {**base.rules, "linear": layer, **dict.fromkeys(CONVOLUTIONS, enlarged(patch))}
-    return replace(base, name=f"{base.name}, gamma {linear} {patch}", rules=rules)
+    return replace(base, name=f"{base.name}, gamma {linear} {patch}", rules=rules, repeats=linear == patch)
 
 
 def enlarged(gamma: float) -> Rule:

@@ -66,6 +66,7 @@ class Table:
     instead: str = "its plain gradient"
     other: Rule | None = None  # the fallback for functions without a rule
     noted: frozenset[str] = frozenset()  # functions that are in `rules` for bookkeeping, not for relevance
+    repeats: bool = True  # rules treat a block that is run again alike: they count nothing, and ask for no origin
 
 
 class Rules(TorchFunctionMode):

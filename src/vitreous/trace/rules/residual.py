@@ -24,7 +24,8 @@ from vitreous.trace.rules.origin import is_residual
 def residual_table(base: Table, gamma: float, images: int, axis: int) -> Table:
     """A table with this rule for residual additions; `axis`: of the images in a token tensor [B N D] or [N B D]."""
     rule = ResidualSum(gamma, images, axis)
-    return replace(base, name=f"{base.name}, residual gamma {gamma}", rules={**base.rules, "add": rule})
+    name = f"{base.name}, residual gamma {gamma}"
+    return replace(base, name=name, rules={**base.rules, "add": rule}, repeats=False)
 
 
 class ResidualSum:
