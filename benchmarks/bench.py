@@ -114,7 +114,7 @@ ROWS = [
     Row("value_zeroing, last layer", "value_zeroing", {"layer": -1}),
     Row("vit_cx, a mask", "vit_cx", each="masks"),
     Row("deletion, patch by patch", "deletion", {"steps": None, "fill": "zero"}),
-    Row("token_deletion, 196 steps", "token_deletion", {"steps": 196}, counted=95),
+    Row("token_deletion, 196 steps", "token_deletion", {"steps": 196}, counted=85),
 ]
 
 

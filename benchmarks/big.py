@@ -59,9 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", default=",".join((*NAMED, *(name for name in METHODS if name not in NAMED))))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--width", type=int, help="narrower tokens, with as wide heads: the same ratios in less time")
-    parser.add_argument(
-        "--memory", help="vitreous.limit_memory: with 1MB, blocks of narrow models keep nothing, too"
-    )
+    parser.add_argument("--memory", help="vitreous.limit_memory: with 1MB, blocks of narrow models keep nothing, too")
     parser.add_argument("--gib", type=float, default=24.0, help="memory that the process may use on the GPU")
     parser.add_argument("--seconds", type=float, default=600.0, help="the most that a method may take")
     parser.add_argument("--json", help="a file for the numbers")

@@ -43,7 +43,8 @@ from vitreous.images.readers import Reader
 from vitreous.models.match_labels import match_labels
 from vitreous.trace.features import patch_features
 from vitreous.trace.latents import Latents
-from vitreous.trace.perturb.drop_tokens import ends_keeping, kept
+from vitreous.trace.perturb.drop_tokens import ends_keeping
+from vitreous.trace.perturb.dropped_runs import kept
 from vitreous.trace.trace import Trace
 
 RESULTS = Path(__file__).parent / "results" / "discover.json"

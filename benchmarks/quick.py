@@ -79,10 +79,10 @@ LIMITS = [
     Limit("integrated_gradients, a step", "integrated_gradients", 2.2, 6, {"steps": 36}, 36),
     Limit("value_zeroing, rolled out, a token", "value_zeroing", 0.5, 1, {}, 36),
     Limit("token_ablation, a token", "token_ablation", 0.88, 4, {}, 36),
-    Limit("tis, a mask", "tis", 0.55, 5, {"masks": 36}, 36),
-    Limit("occlusion, a patch", "occlusion", 0.95, 6, {}, 36),
-    Limit("deletion, a step", "deletion", 0.97, 6, {"steps": None}, 36),
-    Limit("token_deletion, a step", "token_deletion", 0.53, 37, {"steps": 36}, 36),
+    Limit("tis, a mask", "tis", 0.49, 5, {"masks": 36}, 36),
+    Limit("occlusion, a patch", "occlusion", 0.9, 6, {}, 36),
+    Limit("deletion, a step", "deletion", 0.92, 6, {"steps": None}, 36),
+    Limit("token_deletion, a step", "token_deletion", 0.48, 37, {"steps": 36}, 36),
 ]
 
 

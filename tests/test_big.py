@@ -14,6 +14,7 @@ import zoo
 from conftest import off
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.profiler import profile
 
 import vitreous
 from vitreous import Model
@@ -133,6 +134,24 @@ def test_autograd_keeps_nothing_of_the_blocks_but_the_last(method: str) -> None:
     much, little = kept_bytes(deep, method, MUCH), kept_bytes(deep, method, LITTLE)
     assert little < much / 4
     assert little < 1.5 * kept_bytes(net_of(depth=3), method, LITTLE), "it does not grow with the number of blocks"
+
+
+def held_by(net: nn.Module, method: str) -> int:
+    """The bytes in all tensors that a trace holds after a method."""
+    trace = trace_of(net)
+    gc.collect()  # what earlier runs have left would be counted when it goes
+    with limit_memory(LITTLE), profile(profile_memory=True) as profiler:
+        trace.explain(method, 2)
+    assert profiler.kineto_results is not None
+    return sum(event.nbytes() for event in profiler.kineto_results.events() if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize("method", ["gae", "attn_lrp"])
+def test_a_trace_holds_the_tokens_of_each_block_and_no_more(method: str) -> None:
+    """Tensors that a function keeps as attributes of its ctx count here: it must pass them to `save_for_backward`."""
+    tokens = 4 * 2 * 17 * 32  # of two images, in bytes
+    each = (held_by(net_of(depth=12), method) - held_by(net_of(depth=4), method)) / 8
+    assert tokens <= each < 1.3 * tokens
 
 
 def hooks_of(net: nn.Module) -> list[Any]:

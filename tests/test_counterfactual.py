@@ -28,7 +28,7 @@ from vitreous.cli.main import app
 from vitreous.counterfactuals.change import matched
 from vitreous.counterfactuals.search import Search
 from vitreous.errors import InputError, OptionError, TargetError, Unsupported
-from vitreous.trace.perturb.drop_tokens import run_without
+from vitreous.trace.perturb.dropped_runs import run_without
 
 VIT = "timm ViT"  # 4 × 4 patches
 GREY = {"search": "map", "method": "occlusion"}

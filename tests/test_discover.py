@@ -28,7 +28,8 @@ from vitreous.models.fingerprint import fingerprint
 from vitreous.trace.features import patch_features
 from vitreous.trace.latent import LatentModel, latent_model
 from vitreous.trace.latents import keep_largest, nonnegative
-from vitreous.trace.perturb.drop_tokens import kept, scores_keeping
+from vitreous.trace.perturb.drop_tokens import scores_keeping
+from vitreous.trace.perturb.dropped_runs import kept
 
 NAME = "timm ViT"
 LAYER = 1

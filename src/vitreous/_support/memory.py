@@ -28,7 +28,7 @@ T = TypeVar("T")
 SHARE = 0.5  # of the free memory, if no limit is given
 MOST = {"cpu": 16, "cuda": 256}  # larger batches are not faster; on a CPU they overflow the caches
 SIZE = TypeAdapter(ByteSize)
-LARGE = 2**29  # bytes that one image may keep for its backward pass, if no limit is given
+LARGE = 5 * 2**28  # bytes that one image may keep for its backward pass, if no limit is given
 LEAST = 2**26  # bytes that are assumed to be free even in a full container
 GROUPS = (  # files of cgroups v2 and v1
     ("memory.max", "memory.current"),
@@ -99,7 +99,7 @@ def batch_size(bytes_each: int, device: torch.device, most: int | None = None) -
 def keeps_too_much(bytes_each: int, count: int, device: torch.device) -> bool:
     """Whether so many images keep more for their backward pass than may be used: then less is kept, at a cost of time.
 
-    Without a limit, one image may keep half a gigabyte, and all of them what a batch may use.
+    Without a limit, one image may keep `LARGE`, and all of them what a batch may use.
     """
     given, needed = _limit.get(), bytes_each * count
     if given is not None:

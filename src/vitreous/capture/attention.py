@@ -25,6 +25,8 @@ FUSED = (torch.float16, torch.bfloat16)  # not float32, for which tensor cores a
 WIDEST = 128  # maximum width of a head
 ROWS = 512  # rows of A that are formed at a time
 CACHE = 2**20  # bytes of A that are formed at a time on a CPU
+MOST = 2**22  # the same of one image, of which at least so many rows:
+LEAST = 32
 
 
 def same(t: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class Attention:
         return scores.softmax(-1)
 
     def chunks(self, tokens: list[int] | None = None) -> Iterator[tuple[slice | list[int], Weights]]:
-        """The rows of A of these tokens (None: of all tokens), `ROWS` at a time."""
+        """The rows of A of these tokens (None: of all tokens), some at a time."""
         if tokens is not None:
             yield tokens, self.rows(tokens)
             return
@@ -114,8 +116,10 @@ class Attention:
         )
 
     def spans(self) -> list[slice]:
-        """All rows of A, `ROWS` at a time."""
-        return [slice(start, start + ROWS) for start in range(0, self.shape[2], ROWS)]
+        """All rows of A, `ROWS` at a time, or fewer where they are long."""
+        _, h, n, m = self.shape
+        size = ROWS if self.v.is_cuda else min(ROWS, max(LEAST, MOST // (4 * h * m)))
+        return [slice(start, start + size) for start in range(0, n, size)]
 
     def read(self, weights: Float[Tensor, "B N"], tokens: list[int] | None = None) -> HeadRows:
         """Σᵢ weightsᵢ·Aᵢ for every head; only the rows of `tokens` are formed (None: all rows)."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitreous.capture.attention import Attention, fusible, rows_of, run_of, sum_of, widen
+from vitreous.capture.attention import Attention, fusible, rows_of, run_of, widen
 from vitreous.capture.one_image import OneImage, one_by_one
 from vitreous.capture.source import Places, source_of
 from vitreous.types import Heads, Row, Weights
@@ -323,14 +323,20 @@ class Sums:
     def __init__(self, q: Tensor, k: Tensor, inner: Tensor) -> None:
         self.q, self.k, self.inner = q, k, inner
         self.dq: list[Tensor] = []
-        self.dk: list[Tensor] = []
-        self.dv: list[Tensor] = []
+        self.dk: Tensor | None = None
+        self.dv: Tensor | None = None
 
     def add(self, rows: Rows, a: Tensor, product: Tensor, dout: Tensor) -> None:
         dscores = product.addcmul_(a, self.inner[:, :, rows], value=-1)  # A·(∂y/∂A − Σ A·∂y/∂A)
         self.dq.append(dscores @ self.k)
-        self.dk.append(dscores.mT @ self.q[:, :, rows])
-        self.dv.append(a.mT @ dout)
+        self.dk = plus(self.dk, dscores.mT @ self.q[:, :, rows])
+        self.dv = plus(self.dv, a.mT @ dout)
 
     def result(self, scale: float) -> tuple[Tensor, ...]:
-        return torch.cat(self.dq, 2).mul_(scale), sum_of(self.dk), sum_of(self.dv)
+        assert self.dk is not None and self.dv is not None
+        return torch.cat(self.dq, 2).mul_(scale), self.dk, self.dv
+
+
+def plus(total: Tensor | None, part: Tensor) -> Tensor:
+    """The sum so far, in the same memory."""
+    return part if total is None else total.add_(part)

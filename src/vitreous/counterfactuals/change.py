@@ -14,7 +14,8 @@ from vitreous._support.memory import MOST, batch_size, in_batches
 from vitreous.errors import InputError, Unsupported
 from vitreous.trace.features import patch_features
 from vitreous.trace.last_block import known
-from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping, run_without
+from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping
+from vitreous.trace.perturb.dropped_runs import run_without
 from vitreous.trace.perturb.fills import filled
 from vitreous.trace.perturb.hide_patches import LOCAL, hide_pixels, hide_tokens, is_local
 from vitreous.trace.run import Finished

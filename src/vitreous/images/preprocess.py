@@ -69,11 +69,6 @@ class Preprocess:
         shape = self(blank).shape
         return shape[-2], shape[-1]
 
-    @property
-    def bytes(self) -> int:
-        """How many the input of one image takes."""
-        return 4 * self.channels * math.prod(self.size)
-
     def colours(self, x: Float[Tensor, "channels Y X"]) -> np.ndarray:
         """The image that this input shows, [Y X 3] in 0…1."""
         mean, std = (torch.tensor(tuple(c), dtype=torch.float32)[:, None, None] for c in (self.mean, self.std))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import pickle
 import shutil
@@ -86,6 +87,11 @@ class Reader:
     packed: bool = False  # are JPEG files left to the decoder of a GPU?
     sends: Literal["", "shared", "piped"] = ""  # how images reach another process: shared memory, or a pipe
 
+    @property
+    def room(self) -> int:
+        """The bytes that a prepared image takes."""
+        return 4 * self.preprocess.channels * math.prod(self.preprocess.size)
+
     def __getitem__(self, numbers: list[int]) -> Loaded:
         found = Loaded()
         sizes: dict[tuple[int, ...], list[tuple[int, Tensor, Mask | None]]] = defaultdict(list)
@@ -121,7 +127,7 @@ class Reader:
 
     def _file(self, number: int, found: Loaded) -> bytes | None:
         """A JPEG file that a GPU can decode, as it is; None if it is another, or larger than a prepared image."""
-        sample, most = self.samples[number], self.preprocess.bytes
+        sample, most = self.samples[number], self.room
         if self.masked and sample.mask is not None:
             return None
         try:
@@ -227,7 +233,7 @@ def has_room(reader: Reader, batch: int, workers: int) -> bool:
         free = shutil.disk_usage(SHARED).free
     except OSError:
         return False
-    return free > 2 * batch * reader.preprocess.bytes * (AHEAD + 1) * workers
+    return free > 2 * batch * reader.room * (AHEAD + 1) * workers
 
 
 def start(reader: Reader, groups: Sequence[list[int]], workers: int) -> Iterator[Loaded]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,15 @@ Within = Callable[[], AbstractContextManager[Any]]
 
 
 def recomputing(
-    model: Model, layout: Layout, autocast: torch.autocast, within: Within, seen: Capture, cut: CutAt | None
+    model: Model, layout: Layout, autocast: torch.autocast, within: Within | None, seen: Capture, cut: CutAt | None
 ) -> Recomputed:
-    """The context of a run whose blocks keep nothing, if each layer is a block; the last, needed first, keeps all."""
-    names = layout.blocks[:-1] if len(layout.blocks) == layout.layers else ()
+    """The context of a run whose blocks keep nothing, if each layer is a block; the last, needed first, keeps all.
+
+    `within`: the context in which they are run again; None: all blocks keep all.
+    """
+    names = layout.blocks[:-1] if within is not None and len(layout.blocks) == layout.layers else ()
     blocks = [model.module.get_submodule(name) for name in names]
-    return Recomputed(blocks, partial(again_from_here, model, autocast, within, seen, cut))
+    return Recomputed(blocks, partial(again_from_here, model, autocast, within or nullcontext, seen, cut))
 
 
 def again_from_here(model: Model, autocast: torch.autocast, within: Within, seen: Capture, cut: CutAt | None) -> Again:

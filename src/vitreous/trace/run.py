@@ -55,7 +55,6 @@ class Run:
     Run.to_last_attention()      only up to the last layer's attention
     Run.from_pixels()            differentiable from the pixels
     Run.from_layer(3)            differentiable from the tokens that enter layer 3's attention
-    Run.noting_layer(3)          differentiable from the pixels; these tokens are noted
     Run.watched_backward(f)      differentiable from layer 0; the backward pass shows A and ∂y/∂A to `f`
     """
 
@@ -92,10 +91,6 @@ class Run:
     @classmethod
     def from_layer(cls, layer: int, edit: Edit = same) -> Run:
         return cls(layer=layer, edit=edit)
-
-    @classmethod
-    def noting_layer(cls, layer: int) -> Run:
-        return cls(grad=True, layer=layer)
 
     @classmethod
     def watched_backward(cls, follower: Follower) -> Run:
@@ -178,7 +173,7 @@ def perform(
 ) -> Finished | Stopped:
     """Run the model. `given`: what each row gets beside its image; then there are as many images as rows."""
     device, rows, count = images.device.type, how.count or len(images), len(images)
-    output, kept = None, list[Call]()
+    output = None
     if given:
         images = images if len(how.rows or images) == count else one_each(images, how)
         rows = len(images)
@@ -214,12 +209,11 @@ def perform(
         at = NotedAt if how.grad else CutAt
         cut = None if how.layer is None else at(layout.entries[how.layer], seen, how.edit, layout.flat)
         stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
-        if how.recompute is not None and not still.hooked:
-            kept = stack.enter_context(recomputing(model, layout, amp, how.recompute, seen, cut)).calls
+        again = stack.enter_context(recomputing(model, layout, amp, None if still.hooked else how.recompute, seen, cut))
         call = partial(model.run, images, given) if given else partial(model.run, images)
         output = call() if how.extend is None else run_extended(model.name, call)
     layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
-    known = images, layers, how.since, tuple(kept)
+    known = images, layers, how.since, tuple(again.calls)
     if output is None:
         return Stopped(*known)
     if len(output) != rows and how.extend is None:
@@ -329,9 +323,6 @@ class Batch:
         return seen
 
 
-# ---------------------------------------------------------------------------------------------- gradients
-
-
 def score_of(target: Target, run: Finished, rows: slice = slice(None)) -> Scores:
     """The score of the target, attached to the graph of the forward pass."""
     with torch.enable_grad():
@@ -345,9 +336,8 @@ def gradients(y: Scores | list[Scores], wrt: Sequence[Tensor], keep: bool = True
     """∂Σy with respect to each tensor; `keep` retains the graph for another target."""
     ends = y if isinstance(y, list) else [y]
     if not all(end.requires_grad for end in ends):
-        raise Unsupported(
-            "the model runs without gradients (torch.inference_mode in its forward?); try attention or rollout"
-        )
+        said = "the model runs without gradients (torch.inference_mode in its forward?); try attention or rollout"
+        raise Unsupported(said)
     ones, again = [torch.ones_like(end) for end in ends], any(hasattr(end, AGAIN) for end in ends)
     with torch.autograd.set_multithreading_enabled(False) if again else nullcontext():  # blocks run in this thread
         found = torch.autograd.grad(ends, wrt, ones, retain_graph=keep, allow_unused=True)

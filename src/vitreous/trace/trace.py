@@ -20,7 +20,7 @@ from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights
 from vitreous.models.model import Model
 from vitreous.models.readers import reader_weights
-from vitreous.trace.big import follow_big, sparing
+from vitreous.trace.big import follow_big, is_big, sparing
 from vitreous.trace.crops import Crops
 from vitreous.trace.last_block import keeps_apart, narrowing
 from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
@@ -76,8 +76,8 @@ class Trace(Batch):
 
     def share(self) -> None:
         """Make one forward pass for many methods, with all that the model's own gradient shows; if it can be made."""
-        if self.shared is None and can_share(self.model, self.layout):
-            leaf, how = self.images.detach().clone().requires_grad_(), Run.noting_layer(self.layout.layers - 1)
+        if self.shared is None and can_share(self.model, self.layout) and not is_big(self):
+            leaf, how = self.images.detach().clone().requires_grad_(), Run(grad=True, layer=self.layout.layers - 1)
             self.shared = shared_by(partial(self.run, leaf, how.of(range(len(self)))))
             self._record = self._record if self.shared is None else self.shared.run
 

@@ -14,8 +14,9 @@ from vitreous.errors import Unsupported, one_line
 from vitreous.metrics.case import Case, Measured, measure
 from vitreous.registry import METHODS, METRICS, Metric
 from vitreous.trace.apply import read_by
-from vitreous.trace.perturb.drop_tokens import cuts, refuse_dropping, run_keeping
-from vitreous.trace.perturb.drop_tokens import kept as kept_tokens
+from vitreous.trace.perturb.drop_tokens import cuts, refuse_dropping
+from vitreous.trace.perturb.dropped_runs import kept as kept_tokens
+from vitreous.trace.perturb.dropped_runs import run_keeping
 from vitreous.trace.perturb.fills import filled
 from vitreous.trace.perturb.hide_patches import hide_pixels
 from vitreous.trace.run import Finished

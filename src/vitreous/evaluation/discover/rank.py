@@ -21,7 +21,8 @@ from vitreous._support.statistics import intervals
 from vitreous.capture.attention import widen
 from vitreous.evaluation.discover.tokens import Patches, patch_gradient, run_changed
 from vitreous.trace.latents import Latents
-from vitreous.trace.perturb.drop_tokens import ends_keeping, kept
+from vitreous.trace.perturb.drop_tokens import ends_keeping
+from vitreous.trace.perturb.dropped_runs import kept
 from vitreous.trace.target import Class, Target
 from vitreous.trace.trace import Trace
 

@@ -23,7 +23,7 @@ from vitreous.models.register_tokens import ExtendedBlock, MovedUnits
 from vitreous.models.register_tokens import Registers as Tokens
 from vitreous.models.survey_run import noise_images
 from vitreous.trace.apply import as_model, of_images
-from vitreous.trace.perturb.drop_tokens import lean_run
+from vitreous.trace.perturb.dropped_runs import lean_run
 from vitreous.trace.run import Run
 from vitreous.trace.trace import Trace
 from vitreous.types import Extent

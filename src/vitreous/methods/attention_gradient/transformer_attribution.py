@@ -19,17 +19,19 @@ from vitreous.methods.common import check_start
 from vitreous.registry import method
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.cast import Cast
+from vitreous.trace.rules.exact import Exact, known_as
 from vitreous.trace.rules.mode import Rules, warn_of
 from vitreous.trace.rules.relevance import CALL, Chefer
 from vitreous.trace.rules.relevance_backward import divide
 from vitreous.trace.rules.relevance_layers import Attended
+from vitreous.trace.rules.relevance_split import full_float32
 from vitreous.trace.run import NO_LAYER, Finished, Run, gradients, rows_of_run
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Map, Row, Weights
 
-Precision = Literal["double", "single"]
-FOOTPRINT = {"double": 5, "single": 4}  # bytes of memory per number that a plain gradient keeps
+Precision = Literal["double", "split", "single"]
+FOOTPRINT = {"double": 5, "split": 5, "single": 4}  # bytes of memory per number that a plain gradient keeps
 IN_CACHES = 2**29  # bytes per batch on a CPU, where fewer images at a time are faster
 
 
@@ -44,14 +46,14 @@ def transformer_attribution(
     *,
     start_layer: Annotated[int, Field(ge=0, description="first layer of the product")] = 0,
     precision: Annotated[
-        Precision, Field(description="double: exact; single: the model's own, for GPUs: faster, but rough")
+        Precision, Field(description="double: exact; split: to 1e-5, faster; single: the model's own, fastest, rough")
     ] = "double",
 ) -> Map:
     """Rollout over the relevance of attention (layer-wise relevance propagation), weighted by its gradient; the
     costlier predecessor of gae.
 
-    ρᵀ(Π_l (I + Ā⁽ˡ⁾) − I), Ā = mean_h (∇A ⊙ R_A)⁺; in float64, for R_A is ill-conditioned: in another precision maps
-    look alike, but their numbers differ
+    ρᵀ(Π_l (I + Ā⁽ˡ⁾) − I), Ā = mean_h (∇A ⊙ R_A)⁺; in float64, for R_A is ill-conditioned: in the model's own
+    precision maps look alike, but their numbers differ
     """
     check_start(trace, start_layer)
     size = at_once(trace, precision)
@@ -87,7 +89,7 @@ def joined(images: Images, runs: list[Finished]) -> Finished:
 def rolled(trace: Trace, target: Target, start_layer: int, precision: Precision) -> Map:
     """The product over layers, carried as one row from the last layer to the first."""
     layers = relevances(trace, target, start_layer, precision)
-    read = trace.readout.to(torch.float64 if precision == "double" else torch.float32)
+    read = trace.readout.to(torch.float32 if precision == "single" else torch.float64)
     gained = torch.zeros_like(read)  # ρᵀ(R − I), kept apart from ρ so that small values are not lost to rounding
     tokens = trace.read_tokens
     for layer in reversed(layers):
@@ -135,6 +137,12 @@ class Layer:
 
 def relevances(trace: Trace, target: Target, start_layer: int = 0, precision: Precision = "double") -> list[Layer]:
     """Every layer from `start_layer` on: one forward pass, one backward pass for the gradient, one for relevance."""
+    with full_float32() if precision == "split" else nullcontext():
+        return propagated(trace, target, start_layer, precision)
+
+
+def propagated(trace: Trace, target: Target, start_layer: int, precision: Precision) -> list[Layer]:
+    """The layers, with the gradient and the relevance of each."""
     record, (chefer, rules) = trace.kept(f"chefer, {precision}", partial(run_under_rules, trace, precision))
     layers = record.layers[start_layer:]
     nodes = [layer.node for layer in layers]
@@ -160,24 +168,34 @@ def taken(layer: Attention, passes: int) -> tuple[Weights, Weights | None] | Non
 
 
 def run_under_rules(trace: Trace, precision: Precision) -> tuple[Finished, tuple[Chefer, Rules]]:
-    """A forward pass under Chefer's rules: in float64 whatever the model's precision, or in its own."""
-    chefer = Chefer(len(trace), trace.batch_axis)
+    """A forward pass under Chefer's rules: in float64 whatever the model's precision, or in its own.
+
+    `split`: in float64 too, but its graph, and so its backward passes, in float32.
+    """
+    chefer = Chefer(len(trace), trace.batch_axis, torch.float32 if precision == "single" else torch.float64)
     dtype = dtype_of(precision, trace.images)
     images = trace.images.detach().to(dtype, copy=True).requires_grad_()
     narrow = narrowing(trace, fold=False)  # checked without the rules
     own = precision == "single" and dtype == trace.images.dtype
-    with Rules(chefer.table, names_of(trace.model.module)) as rules, nullcontext() if own else Cast(dtype):
+    cast = Exact() if precision == "split" else nullcontext() if own else Cast(dtype)
+    if precision == "split":
+        known_as(images, trace.images.detach().double())
+    with Rules(chefer.table, names_of(trace.model.module)) as rules, cast:
         record = trace.run(images, Run.from_pixels().narrowed(narrow).of(range(len(trace))))
+    if isinstance(cast, Exact) and cast.lost:
+        return run_under_rules(trace, "double")
     return record, (chefer, rules)
 
 
 def dtype_of(precision: Precision, images: Images) -> torch.dtype:
-    """The precision of the run: float64 or the model's own; float32 for float16, which over- and underflows."""
+    """The precision of the graph: float64, or float32 if split, or the model's own; float32 for float16, whose range is
+    too small.
+    """
     if precision == "single":
         return torch.float32 if images.dtype == torch.float16 else images.dtype
     if widest(images.device) != torch.float64:
         raise Unsupported(f"{images.device} has no float64: use transformer_attribution's precision=single, or the CPU")
-    return torch.float64
+    return torch.float32 if precision == "split" else torch.float64
 
 
 def beginnings(target: Target, record: Finished) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:

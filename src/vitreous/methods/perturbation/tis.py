@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vitreous.methods.attention.value_runs import need_blocks, need_chain, record
 from vitreous.registry import Noted, method
-from vitreous.trace.perturb.drop_tokens import kept, refuse_dropping, scored_as, scores_keeping
+from vitreous.trace.perturb.drop_tokens import all_entering, refuse_dropping, scored_as, scores_keeping
+from vitreous.trace.perturb.dropped_runs import kept
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Scores
@@ -80,7 +81,8 @@ def mask_scores(trace: Trace, index: int, target: Target, masks: Masks, key: Has
     if not len(masks):
         return torch.zeros(0, device=masks.device)
     patches = masks.nonzero()[:, 1].reshape(len(masks), -1)
-    return scores_keeping(trace, target, [index] * len(masks), kept(trace, patches), "tis", key)
+    rows = [index] * len(masks)
+    return scores_keeping(trace, target, rows, kept(trace, patches), "tis", key, all_entering(trace, index))
 
 
 def mean_kept(masks: Masks, scores: Scores) -> Float[Tensor, "n"]:

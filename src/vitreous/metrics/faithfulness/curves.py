@@ -15,7 +15,15 @@ from vitreous.capture.attention import widen
 from vitreous.errors import Unsupported
 from vitreous.metrics.case import Case
 from vitreous.models.output import Of
-from vitreous.trace.perturb.drop_tokens import Undroppable, ends_keeping, kept, refuse_dropping, scores_keeping
+from vitreous.trace.perturb.drop_tokens import (
+    Source,
+    Undroppable,
+    all_entering,
+    ends_keeping,
+    refuse_dropping,
+    scores_keeping,
+)
+from vitreous.trace.perturb.dropped_runs import kept
 from vitreous.trace.perturb.fills import Fill, filled
 from vitreous.trace.perturb.hide_patches import scores_hidden
 from vitreous.trace.perturb.variant_scores import has_room
@@ -83,11 +91,15 @@ def take_out(case: Case, ways: Sequence[Way], of: Of, steps: int, what: str, rem
         raise Unsupported(f"{what} takes tokens out of the sequence, and {error.reason}; use {remedy}") from None
     target, orders = case.scored(of), {way: ordered(case, way) for way in ways}
     patches = case.trace.layout.patches
-    points = [without(case, target, orders, patches * step // steps) for step in told(range(steps), steps, what)]
+    entering = all_entering(case.trace)
+    counts = [patches * step // steps for step in range(steps)]
+    points = [without(case, target, orders, count, entering) for count in told(counts, steps, what)]
     return torch.stack(points, 2)
 
 
-def without(case: Case, target: Target, orders: Mapping[Way, Order], count: int) -> Float[Tensor, "O B"]:
+def without(
+    case: Case, target: Target, orders: Mapping[Way, Order], count: int, entering: Source
+) -> Float[Tensor, "O B"]:
     """The scores without the first `count` tokens of each order; the outputs are kept for other metrics."""
     trace, ends = case.trace, case.ends
     new = [way for way in orders if ("without", way, count) not in ends]
@@ -95,7 +107,7 @@ def without(case: Case, target: Target, orders: Mapping[Way, Order], count: int)
     if new:
         keep = torch.cat([kept(trace, orders[way][:, count:]) for way in new])
         if len(new) == len(orders) and not has_room(trace, len(keep), ends):
-            return scores_keeping(trace, target, rows * len(new), keep).view(len(new), -1)
-        made = [end.chunk(len(new)) for end in ends_keeping(trace, rows * len(new), keep)]
+            return scores_keeping(trace, target, rows * len(new), keep, entering=entering).view(len(new), -1)
+        made = [end.chunk(len(new)) for end in ends_keeping(trace, rows * len(new), keep, entering)]
         ends.update({("without", way, count): (output, embedding) for way, output, embedding in zip(new, *made)})
     return torch.stack([widen(target.of_rows(rows)(*ends["without", way, count])) for way in orders])

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.metrics.case import Case, Measured
 from vitreous.metrics.faithfulness.curves import Scale, Share, first, least_first
 from vitreous.registry import metric
-from vitreous.trace.perturb.drop_tokens import lean_run
+from vitreous.trace.perturb.dropped_runs import lean_run
 from vitreous.trace.perturb.hide_patches import pixels_of
 from vitreous.trace.perturb.variant_scores import scores_each
 from vitreous.trace.run import Finished

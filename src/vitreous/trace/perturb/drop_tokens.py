@@ -8,26 +8,28 @@ be that of a plain forward pass, and cutting must give the same output as maskin
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near
 from vitreous.errors import ModelError, OptionError, Unsupported
-from vitreous.trace.compiled import run_compiled
 from vitreous.trace.last_block import asked, is_proven, known, narrowing
-from vitreous.trace.perturb.variant_runs import Cut, Gone, Kept, Lean, Left, Shared, gone_of, one_gone, repeated
+from vitreous.trace.perturb.dropped_runs import kept, lean_run, run_keeping, run_leaving, run_without
+from vitreous.trace.perturb.entering_tokens import Entering, entered, tokens_entering
+from vitreous.trace.perturb.variant_runs import Kept, Left, Shared, one_gone
 from vitreous.trace.perturb.variant_scores import VariantScores, ends_of, scores_each
-from vitreous.trace.run import Edit, Finished, Narrow, Run
+from vitreous.trace.run import Finished
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Images, Scores
 
+Source = Callable[[], Entering | None]  # None: images must run themselves
 WORKS = "can tokens be left out?"
 CUTS = "can tokens be cut out of the sequence?"
+ENTERS = "can tokens of an image enter the first block in a run of another?"
 LEAVES = "can a token be cut out behind the first block?"
 
 
@@ -61,23 +63,43 @@ def scores_keeping(
     keep: Kept,
     what: str | None = None,
     key: Hashable | None = None,
+    entering: Source = lambda: None,
 ) -> VariantScores:
-    """The score of image `rows[i]` with only the tokens `keep[i]`; the others are cut out, which saves time."""
+    """The score of image `rows[i]` with only the tokens `keep[i]`; the others are cut out, which saves time.
+
+    `entering`: see `all_entering`.
+    """
     refuse_dropping(trace)
     cut = cuts(trace)
 
     def run(part: slice) -> Finished:
-        return run_keeping(trace, rows[part], keep[part], cut)
+        return run_keeping(trace, rows[part], keep[part], cut, entering())
 
     return scores_each(trace, target, rows, run, what, keep.shape[1] / trace.layout.tokens if cut else 1.0, key)
 
 
-def ends_keeping(trace: Trace, rows: Sequence[int], keep: Kept) -> tuple[Tensor, ...]:
+def ends_keeping(trace: Trace, rows: Sequence[int], keep: Kept, entering: Source = lambda: None) -> tuple[Tensor, ...]:
     """The outputs and embeddings of the same variants."""
     cut, count = cuts(trace), keep.shape[1]
     size = batch_size(int((count / trace.layout.tokens if cut else 1.0) * trace.layout.footprint[0]), keep.device)
-    parts = in_batches(lambda part: ends_of(run_keeping(trace, rows[part], keep[part], cut)), len(rows), size)
+    parts = in_batches(
+        lambda part: ends_of(run_keeping(trace, rows[part], keep[part], cut, entering())), len(rows), size
+    )
     return tuple(torch.cat(part) for part in zip(*parts))
+
+
+def all_entering(trace: Trace, index: int | None = None) -> Source:
+    """The tokens of all images (or of one) that enter the first block, recorded once, for many runs that cut."""
+
+    @cache
+    def make() -> Entering | None:
+        if trace.inputs or not cuts(trace) or not known(trace, ENTERS, lambda: can_enter(trace)):
+            return None
+        if index is not None or len(trace) == 1:
+            return Entering(trace, trace.images[index or 0 :][:1], first=index or 0)
+        return Entering(trace, trace.images[:1], tokens_entering(trace, trace.images))
+
+    return make
 
 
 def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
@@ -89,71 +111,6 @@ def scored_as(trace: Trace, target: Target, of: str) -> tuple[Target, Scores]:
             raise OptionError(f"of=probability needs a class, and {target} is not one; use of=logit")
         fixed = fixed.graded(trace.model.meaning)  # a value has no probability and is measured itself
     return fixed, trace.score(fixed).detach()
-
-
-# -------------------------------------------------------------------------------------------- ways to drop tokens
-
-
-def lean_run(
-    trace: Trace, images: Images, gone: Gone | None = None, enter: Edit | None = None, *, rows: Sequence[int]
-) -> Finished:
-    """Run variants (or what `enter` makes of their tokens) of the images `rows`, some tokens masked everywhere."""
-    if gone is None and enter is None and (found := run_compiled(trace, images, rows)) is not None:
-        return found
-    how = trace.least(Run.to_output(), proven=gone is None).of(rows)
-    if gone is not None and how.narrow is not None:
-        how = how.narrowed(Narrow())  # keys can only be masked in an attention that is not folded
-    with Lean(trace, gone):
-        return trace.run(images, how if enter is None else how.entering(enter, len(rows)))
-
-
-def run_keeping(trace: Trace, rows: Sequence[int], keep: Kept, cut: bool) -> Finished:
-    """Run images with some of their tokens only; the others are cut out of the sequence, or masked."""
-    images = trace.images[list(rows)]
-    if not cut:
-        return lean_run(trace, images, gone_of(trace, keep), rows=rows)
-    how = trace.least(Run.to_output(), proven=False).of(rows)
-    with Lean(trace, tokens=keep.shape[1]):
-        return trace.run(images, fewer(how, keep.shape[1]).inside(partial(Cut, trace, keep)))
-
-
-def run_leaving(trace: Trace, index: int, left: Left, shared: Shared) -> Finished:
-    """Run one image without each of these tokens: masked in the first block, cut out after it.
-
-    `shared`: results that are the same for all tokens of this image, kept between calls.
-    """
-    count, layout = len(left), trace.layout
-    every = torch.arange(layout.tokens - 1, device=left.device).expand(count, -1)
-    keep = every + (every >= left[:, None])
-    how = fewer(trace.least(Run.to_output(), proven=False), layout.tokens - 1)
-    how = how.entering(partial(repeated, count, layout.batch_axis), count).inside(partial(Cut, trace, keep, 1))
-    with Lean(trace, left=left, shared=shared):
-        return trace.run(trace.images[index : index + 1], how.of([index] * count))
-
-
-def run_without(trace: Trace, index: int, gone: Gone) -> Finished:
-    """Run one image once for each row of `gone`, with those tokens masked in every attention."""
-    image, rows = trace.images[index : index + 1], [index] * len(gone)
-    if len(trace.layout.blocks) == trace.layout.layers:
-        try:
-            return lean_run(trace, image, gone, partial(repeated, len(gone), trace.batch_axis), rows=rows)
-        except ModelError:  # the model writes into its tokens in place, or uses the batch size before the first block
-            pass
-    return lean_run(trace, image.expand(len(gone), -1, -1, -1).contiguous(), gone, rows=rows)
-
-
-def fewer(how: Run, tokens: int) -> Run:
-    """The same run with this number of tokens."""
-    return how if how.narrow is None else how.narrowed(Narrow(how.narrow.fold, tokens))
-
-
-def kept(trace: Trace, patches: Int[Tensor, "V k"]) -> Kept:
-    """The tokens of these patches, with all that are no patches, in their order."""
-    layout = trace.layout
-    tokens, special = (
-        torch.tensor(some, dtype=patches.dtype, device=patches.device) for some in (layout.patch_tokens, layout.special)
-    )
-    return torch.cat([tokens[patches], special.expand(len(patches), -1)], 1).sort(1).values
 
 
 # ----------------------------------------------------------------------------------- which ways a model supports
@@ -308,3 +265,18 @@ def can_cut(trace: Trace) -> bool:
     except ModelError:  # the model uses the number of tokens elsewhere
         return False
     return near(found, run_keeping(trace, rows, keep, cut=False).output)
+
+
+def can_enter(trace: Trace) -> bool:
+    """Cut all but a few tokens out of an image, in a run of its own and in that of another image."""
+    layout, image = trace.layout, trace.images[:1]
+    tokens = entered(trace, image, [0], stop=True)[0]
+    if tokens.ndim != 3 or tokens.shape[1] != layout.tokens:
+        return False
+    few = torch.arange(min(4, layout.patches), device=image.device)
+    keep = kept(trace, torch.stack([few, few + layout.patches - len(few)]))
+    try:
+        found = run_keeping(trace, [0, 0], keep, True, Entering(trace, image + 1, tokens)).output
+    except ModelError:  # the model uses the batch size before the first block
+        return False
+    return near(found, run_keeping(trace, [0, 0], keep, True).output)

@@ -13,17 +13,16 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import near
-from vitreous.capture.capture import Enough
 from vitreous.errors import ModelError
 from vitreous.trace.last_block import known
-from vitreous.trace.perturb.drop_tokens import lean_run
+from vitreous.trace.perturb.dropped_runs import lean_run
+from vitreous.trace.perturb.entering_tokens import Entering, entered, tokens_entering
 from vitreous.trace.perturb.variant_scores import Ends, VariantScores, scores_each
-from vitreous.trace.run import Finished, Run
+from vitreous.trace.run import Finished
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Images, Tokens
+from vitreous.types import Images
 
 Hidden = Bool[Tensor, "V *cells h w"]
 Hide = Callable[[Sequence[int], Hidden], Finished]
@@ -66,12 +65,13 @@ def hide_pixels(trace: Trace, cover: Images) -> Hide:
 
 def hide_tokens(trace: Trace, cover: Images) -> Hide:
     """Exchange tokens and run from the first block on."""
-    shown, covering = (tokens_entering(trace, images) for images in (trace.images, cover))
+    tokens = torch.cat([tokens_entering(trace, images) for images in (trace.images, cover)])
+    both, place = Entering(trace, trace.images[:1], tokens), torch.arange(tokens.shape[1], device=cover.device)
 
     def hide(rows: Sequence[int], hidden: Hidden) -> Finished:
-        index = list(rows)
-        mixed = torch.where(tokens_of(trace, hidden), covering[index], shown[index]).movedim(0, trace.batch_axis)
-        return lean_run(trace, trace.images[:1], enter=lambda stream: mixed, rows=index)
+        image = torch.tensor(rows, device=cover.device)[:, None] + len(trace) * tokens_of(trace, hidden)[..., 0]
+        enter = both.picking(image, place, len(place))
+        return lean_run(trace, both.carrier, enter=enter, rows=rows, shared=both.shared)
 
     return hide
 
@@ -92,27 +92,6 @@ def tokens_of(trace: Trace, hidden: Hidden) -> Bool[Tensor, "V N 1"]:
     found = hidden.new_zeros(len(hidden), trace.layout.tokens, 1)
     found[:, trace.layout.patch_tokens, 0] = hidden.flatten(1)
     return found
-
-
-def tokens_entering(trace: Trace, images: Images) -> Tokens:
-    """The tokens that enter the first block, of a version of each image; the forward passes end there."""
-    size, rows = batch_size(trace.layout.footprint[0], images.device), range(len(images))
-    return torch.cat(in_batches(lambda part: entered(trace, images[part], rows[part], True)[0], len(images), size))
-
-
-def entered(trace: Trace, images: Images, rows: Sequence[int], stop: bool) -> tuple[Tensor, Finished | None]:
-    """The tokens that enter the first block, batch axis first, and the run, which ends there if `stop`."""
-    kept: list[Tensor] = []
-    with trace.model.still() as still:
-
-        def note(stream: Tensor) -> Tensor:
-            kept.append(stream.movedim(trace.batch_axis, 0))
-            if stop and not still.hooked:
-                raise Enough
-            return stream
-
-        run = trace.look(images, Run.to_output().entering(note).of(rows))
-    return kept[0], run if isinstance(run, Finished) else None
 
 
 def is_local(trace: Trace) -> bool:

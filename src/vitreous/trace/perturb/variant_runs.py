@@ -23,6 +23,7 @@ from vitreous.capture.narrowed_block import own_thread
 from vitreous.capture.unfused import PRODUCTS, SOFTMAX, TAG, Soft
 from vitreous.models.layout import Layout
 from vitreous.models.register_tokens import UNITS
+from vitreous.trace.perturb.picked_tokens import of_table
 from vitreous.trace.trace import Trace
 from vitreous.types import Heads
 
@@ -52,7 +53,7 @@ def gone_of(trace: Trace, keep: Kept) -> Gone:
 class Lean(TorchFunctionMode):
     """A mode that runs a model on variants of one image, computes shared results once and skips dropped tokens.
 
-    `left`: the one token dropped from each variant; `shared`: see `run_leaving`.
+    `left`: the one token dropped from each variant; `shared`: see `run_leaving`, or of one image the embedded patches.
     """
 
     def __init__(
@@ -167,12 +168,16 @@ class Lean(TorchFunctionMode):
         return found.mT if soft.turned else found
 
     def once(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A linear layer or a norm, computed once while all variants are still equal."""
+        """A linear layer or a norm, computed once while all variants are still equal, or for a few images."""
         x = args[0]
+        found = of_table(func, *args, **kwargs)
+        if found is not None:
+            return found
         axes = [i for i in range(2) if x.shape[i] > 1 and x.stride(i) == 0] if x.ndim == 3 else []
         if not axes:
             return func(*args, **kwargs)
-        one = self.common(partial(func, x.narrow(axes[0], 0, 1), *args[1:], **kwargs))
+        one = partial(func, x.narrow(axes[0], 0, 1), *args[1:], **kwargs)
+        one = one() if self.left is None else self.common(one)
         return repeated(x.shape[axes[0]], axes[0], one)
 
     def common(self, make: Callable[[], Any]) -> Any:
@@ -237,18 +242,18 @@ def left_out(parts: tuple[Tensor, ...], left: Left) -> Heads:
 
 
 class Cut(ExitStack):
-    """A context in which each image has only some of its patches, from block `since` on.
+    """A context in which each image has only some of its patches, from block `since` on (`entered`: it is given these).
 
     Other block arguments that run along all patches or tokens, such as rotary embeddings, are cut in the same way.
     """
 
-    def __init__(self, trace: Trace, keep: Kept, since: int = 0) -> None:
+    def __init__(self, trace: Trace, keep: Kept, since: int = 0, entered: bool = False) -> None:
         super().__init__()
         self.layout, self.axis, self.keep = trace.layout, trace.batch_axis, keep
         behind = self.layout.tokens - self.layout.prefix - self.layout.patches
         self.patches = keep[:, self.layout.prefix : keep.shape[1] - behind]
         for number in range(since, self.layout.layers):
-            hook = self.first if number == since else self.later
+            hook = self.first if number == since and not entered else self.later
             self.callback(trace.block(number).register_forward_pre_hook(own_thread(hook), with_kwargs=True).remove)
 
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 
 from vitreous.capture.capture import additive
+from vitreous.trace.rules.exact import EXACT, exact, in_float64, known_as
 from vitreous.trace.rules.gradient import ACTIVATIONS, GATES, HOMOGENEOUS, PRODUCTS, scale
 from vitreous.trace.rules.mode import LINEAR, SHAPE, Function, Rule, Table, carries, tensors_in, words
 from vitreous.trace.rules.relevance_backward import TINY, Enter, Leave, Shares, Switch, Turn, divide
 from vitreous.trace.rules.relevance_layers import Attended, Linear
+from vitreous.trace.rules.relevance_split import SplitAttended, SplitLinear
 
 NORMS = words("layer_norm rms_norm group_norm instance_norm batch_norm normalize")
 LAYER = "_vitreous_layer"  # attribute of a linear layer's output: the layer
@@ -37,10 +39,10 @@ CALL = "_vitreous_call"  # attribute of an attention's output: the attention
 
 
 class Chefer:
-    """The rules for `images` images, whose axis in a token tensor is `axis`."""
+    """The rules for `images` images, whose axis in a token tensor is `axis`; `sums`: the precision of sums over R."""
 
-    def __init__(self, images: int, axis: int) -> None:
-        self.images, self.axis, self.switch = images, axis, Switch()
+    def __init__(self, images: int, axis: int, sums: torch.dtype = torch.float32) -> None:
+        self.images, self.axis, self.sums, self.switch = images, axis, sums, Switch()
         self.dense = self.forked = False
 
     @contextmanager
@@ -175,7 +177,7 @@ class Chefer:
         return (
             t.movedim(axis, 0)
             .reshape(self.images if t.shape[axis] % self.images == 0 else 1, -1)
-            .sum(1, dtype=torch.promote_types(t.dtype, torch.float32))
+            .sum(1, dtype=torch.promote_types(t.dtype, self.sums))
         )
 
     def spread(self, values: Tensor, t: Tensor) -> Tensor:
@@ -189,9 +191,12 @@ class Chefer:
         if carries(weight):
             out: Tensor = self.shared(func, 0.5, input, weight, bias)
             return out
+        known = hasattr(input, EXACT)
         with torch.no_grad():
-            y: Tensor = func(input, weight, bias)
-        layer = Linear(input.detach(), y, weight, bias, light=hasattr(input, ACTIVE))
+            precise: Tensor = in_float64(func, input, weight, bias) if known else func(input, weight, bias)
+        y = precise.to(input.dtype)
+        kind = SplitLinear if known else Linear
+        layer = kind(input.detach(), y, exact(weight), bias, light=hasattr(input, ACTIVE))
 
         def shares(r: Tensor) -> tuple[Tensor, ...]:
             rows = self.read_rows(r)
@@ -203,7 +208,7 @@ class Chefer:
 
         out = self.turn(y, shares, input, slopes=layer.slopes)
         setattr(out, LAYER, layer)
-        return out
+        return known_as(out, precise) if known else out
 
     def read_rows(self, r: Tensor) -> Any:
         """The rows of R that are not zero, while they are few (the classifier uses one token); otherwise all rows."""
@@ -257,8 +262,12 @@ class Chefer:
             scores = self.product(torch.matmul, query, key.mT)
             a = self.identity(lambda z: (z * factor if bias is None else z * factor + bias).softmax(-1), scores)
             return self.product(torch.matmul, a, value)  # type: ignore[no-any-return]
-        call = Attended(query.detach(), key.detach(), value.detach(), factor, bias)
-        if query.dtype == torch.float64:
+        kind = SplitAttended if hasattr(query, EXACT) else Attended
+        call = kind(query.detach(), key.detach(), value.detach(), factor, bias)
+        if isinstance(call, SplitAttended):
+            precise = call.run_exactly(*map(exact, (query, key, value)))
+            out = known_as(self.turn(call.out, call.shares, query, key, value, slopes=call.slopes), precise)
+        elif query.dtype == torch.float64:
             out = self.turn(call.run(), call.shares, query, key, value, slopes=call.slopes)
         else:
             y = func(query, key, value, attn_mask, 0.0, is_causal, scale=scale)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
-from vitreous.trace.perturb.drop_tokens import Undroppable, lean_run, refuse_dropping
+from vitreous.trace.perturb.drop_tokens import Undroppable, refuse_dropping
+from vitreous.trace.perturb.dropped_runs import lean_run
 from vitreous.trace.perturb.fills import filled
 from vitreous.trace.perturb.hide_patches import hide_pixels, pixels_of
 from vitreous.trace.perturb.variant_scores import ends_of
