@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, widen
 from vitreous.capture.one_image import OneImage, one_by_one
-from vitreous.capture.source import parts_like, put_together, source_of
+from vitreous.capture.source import Places, source_of
 from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]
@@ -202,10 +202,11 @@ class Follower:
             out = F.scaled_dot_product_attention(q, call.k, call.v, **options)
             out = Watched.apply(out, call.q, call.k, call.v, call.scale, self, call.only, end)
             return out
+        known = source_of(q, call.k, call.v) if not end and one_by_one(q, call.k) else None
+        source, places = known or (None, None)
         inputs: tuple[Tensor, ...] = (q, call.k, call.v)
-        source = source_of(q, call.k, call.v) if one_by_one(q, call.k) else None
-        inputs = inputs if source is None else tuple(t.detach() for t in inputs)
-        out = Followed.apply(source, *inputs, call.scale, bias, options, self, call.only, end)
+        inputs = inputs if known is None else tuple(t.detach() for t in inputs)
+        out = Followed.apply(source, places, *inputs, call.scale, bias, options, self, call.only, end)
         return out
 
     def show(self, rows: list[int], a: Weights, grad: Weights) -> None:
@@ -216,13 +217,15 @@ class Follower:
 class Followed(torch.autograd.Function):
     """Scaled dot-product attention whose backward is observed.
 
-    `source`: the tensor whose parts are Q, K and V, if there is one; it then receives their gradients.
+    `source`: the tensor whose parts are Q, K and V, if there is one; it then receives their gradients,
+    which belong to these `places` in it.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         source: Tensor | None,
+        places: Places | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -233,26 +236,24 @@ class Followed(torch.autograd.Function):
         only: list[int] | None,
         end: bool,
     ) -> Tensor:
-        ctx.scale, ctx.follower, ctx.only, ctx.end = scale, follower, only, end
+        ctx.scale, ctx.follower, ctx.only, ctx.end, ctx.places = scale, follower, only, end, places
         out = F.scaled_dot_product_attention(q, k, v, **options)
-        ctx.save_for_backward(q, k, v, out, bias, source)
+        ctx.save_for_backward(q, k, v, out, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *inputs, out, bias, source = ctx.saved_tensors
+        *inputs, out, bias = ctx.saved_tensors
         alone = one_by_one(*inputs[:2]) and not torch._C._functorch.is_batchedtensor(grads[0])  # of several targets
-        whole: Tensor | None = None
+        whole = None if ctx.places is None else out.new_empty(ctx.places.shape)
         if alone:
-            found = tuple(torch.empty_like(t) for t in inputs)
-            if source is not None and not ctx.end:
-                whole, found = parts_like(source, inputs)
+            found = tuple(torch.empty_like(t) for t in inputs) if whole is None else ctx.places.of(whole)
             ctx.follower.visitor(Shown(each_image(ctx, inputs, out, bias, grads[0], found)))
         else:
             found = by_pieces(ctx, inputs, out, bias, grads[0])
-            whole = None if source is None or ctx.end else put_together(source, inputs, found)
-        own = (None,) * 3 if ctx.end or source is not None else found
-        return (whole, *own, *(None,) * 6)
+            whole = None if ctx.places is None else ctx.places.put_together(found)
+        own = (None,) * 3 if ctx.end or ctx.places is not None else found
+        return (whole, None, *own, *(None,) * 6)
 
 
 def each_image(

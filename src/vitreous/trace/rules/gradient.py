@@ -240,10 +240,10 @@ def attend_uniform(func: Function, query: Tensor, key: Tensor, value: Tensor, *a
 
 def shared_parts(parts: tuple[Tensor, Tensor, Tensor], shares: tuple[float, float, float]) -> tuple[Tensor, ...]:
     """Q, K and V with their shares; on a CPU in one piece where they are parts of one tensor."""
-    source = None if parts[0].is_cuda else source_of(*parts)
-    if source is None or not all(map(carries, (source, *parts))):
+    known = None if parts[0].is_cuda else source_of(*parts)
+    if known is None or not all(map(carries, (known[0], *parts))):
         return tuple(shared(part, share) for part, share in zip(parts, shares))
-    found: tuple[Tensor, ...] = Parts.apply(source, shares, *(part.detach() for part in parts))
+    found: tuple[Tensor, ...] = Parts.apply(*known, shares, *(part.detach() for part in parts))
     return found
 
 
