@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ from vitreous.trace.apply import (
     per_image,
 )
 from vitreous.trace.pairs import Like, Names, beside, taking, two_arguments
-from vitreous.trace.shares import in_shares
 from vitreous.trace.views import Views
 
 
@@ -125,23 +123,17 @@ def explain_all(
         if per_image(target) and len(target) != len(listed):
             raise TargetError(f"{len(target)} targets for {len(listed)} images; give one, or one for each image")
 
-    def run(part: slice, own: Model) -> list[Attribution]:
+    def run(part: slice) -> list[Attribution]:
         chosen = [target[part] if per_image(target) else target for target in targets]
         views = Views.of(listed[part], wrapped, part.start)
-        return attributed(Trace(own, listed[part], travelling.part(part)), chosen, views)
-
-    def divided(part: slice) -> list[list[Attribution]]:
-        forms = declared is not None and declared.attention and declared.can_replay(values)  # its own kernels gain most
-        once = forms and len(targets) == 1 and not travelling
-        work = method, repr(values), tuple(getattr(listed, "shape", ())[1:])
-        return in_shares(run, wrapped, part, work) if once else [run(part, wrapped)]
+        return attributed(Trace(wrapped, listed[part], travelling.part(part)), chosen, views)
 
     alone = len(listed) == 1 or (declared is not None and declared.alone)
     size = 1 if alone else images_at_once(wrapped, listed, travelling)
     about = "images" if declared is None else f"{declared.name}, images"
-    parts = in_batches(divided, len(listed), min(size, len(listed)), about)
+    parts = in_batches(run, len(listed), min(size, len(listed)), about)
     warn_of(instead)
-    return [join(list(of_target)) for of_target in zip(*chain.from_iterable(parts))]
+    return [join(list(of_target)) for of_target in zip(*parts)]
 
 
 def warn_of(instead: Iterable[str]) -> None:

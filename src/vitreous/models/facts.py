@@ -69,19 +69,3 @@ _FACTS: WeakKeyDictionary[nn.Module, Facts] = WeakKeyDictionary()
 def facts_of(net: nn.Module) -> Facts:
     """The facts of a network, the same for every `Model` of it."""
     return _FACTS.setdefault(net, Facts())
-
-
-def share_facts(net: nn.Module, twin: nn.Module) -> None:
-    """Let a copy of a network share what is known of it, under a lock of its own."""
-    known, own = facts_of(net), Facts()
-    own._answers, own._kinds = known._answers, known._kinds
-    _FACTS[twin] = own
-
-
-def is_int8(net: nn.Module) -> bool:
-    """Whether torch quantised its weights: its kernels for them have no backward."""
-    return any(hasattr(module, "_packed_params") or is_quantised(module) for module in net.modules())
-
-
-def is_quantised(module: Any) -> bool:
-    return any(t.is_quantized for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
