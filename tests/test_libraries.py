@@ -138,6 +138,8 @@ EXCEPTIONS = {  # not about models
     "bridges/huggingface.py": {"transformers", "image_mean"},  # its Trainer, and whether that has a processor of images
     "cli/health.py": {"timm", "transformers", "open_clip"},  # versions of what is installed
     "evaluation/report/files.py": {"timm", "transformers"},  # the same, beside results
+    "images/decoding.py": {"torchvision"},  # its decoder of JPEG files
+    "images/steps.py": {"torchvision", "timm"},  # the classes of transforms, whatever the network
     "trace/perturb/fills.py": {"torchvision"},  # its Gaussian blur
 }
 
