@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitreous.errors import InputError, Unsupported, one_line
+from vitreous.errors import InputError, Unsupported
 from vitreous.images import videos
 from vitreous.images.bands import ARRAYS, check_size
 from vitreous.images.pan import FRAMES, pan
@@ -23,7 +23,7 @@ from vitreous.models.model import Model
 from vitreous.web.limits import FORMATS, Limits
 from vitreous.web.problems import Problem
 from vitreous.web.store import Store
-from vitreous.web.uploads import Part, gone
+from vitreous.web.uploads import Part, decoding, gone
 
 ANIMATED = ("GIF", "WEBP", "PNG")  # formats with frames that follow one another
 READERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".webm": "webm", ".mkv": "matroska", ".avi": "avi"}  # FFmpeg's
@@ -130,16 +130,8 @@ def read_clip(part: Part, limits: Limits, frames: int) -> Clip:
         open_one = open_array
     elif ending in videos.FILMS:
         open_one = open_film
-    try:
+    with decoding(part.name, "a clip", endings()):
         return open_one(part, limits, frames)
-    except Problem:
-        raise
-    except InputError as error:
-        raise Problem(415, one_line(error)) from None
-    except Image.DecompressionBombError:
-        raise Problem(413, f"{part.name}: is too large to open safely; shrink it first") from None
-    except Exception as error:  # decoders raise all sorts
-        raise Problem(415, f"{part.name}: is not a clip this server reads ({', '.join(endings())})") from error
 
 
 def check_extent(name: str, wide: int, high: int, count: int, frames: int, limits: Limits) -> None:

@@ -6,7 +6,8 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,29 +79,34 @@ def open_picture(part: Part, limits: Limits, channels: int = 3) -> Picture:
         raise Problem(415, f"{part.name}: the file is empty")
     if Path(part.name).suffix.lower() in ARRAYS:
         return open_array(part, limits, channels)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), decoding(part.name, "an image", FORMATS):
         warnings.simplefilter("ignore")
-        try:
-            with Image.open(io.BytesIO(part.held), formats=FORMATS) as image:
-                wide, high = image.size
-                if wide * high > limits.pixels:
-                    most = limits.pixels // 10**6
-                    raise Problem(413, f"{part.name}: {wide}×{high} is more than {most} megapixels; shrink it first")
-                check_size(wide, high, part.name)
-                if channels != 3:
-                    held = io.BytesIO(part.held)
-                    return Picture(*pictures.decode_bands(image, held, Path(part.name), part.name, channels))
-                note = pictures.remark(image, Path(part.name))
-                return Picture(pictures.upright(image, part.name), part.name, note)
-        except Problem:
-            raise
-        except InputError as error:
-            raise Problem(415, one_line(error)) from None
-        except Image.DecompressionBombError:
-            raise Problem(413, f"{part.name}: is too large to open safely; shrink it first") from None
-        except Exception as error:  # Pillow's readers raise all sorts
-            kinds = ", ".join(FORMATS)
-            raise Problem(415, f"{part.name}: is not an image this server reads ({kinds})") from error
+        with Image.open(io.BytesIO(part.held), formats=FORMATS) as image:
+            wide, high = image.size
+            if wide * high > limits.pixels:
+                most = limits.pixels // 10**6
+                raise Problem(413, f"{part.name}: {wide}×{high} is more than {most} megapixels; shrink it first")
+            check_size(wide, high, part.name)
+            if channels != 3:
+                held = io.BytesIO(part.held)
+                return Picture(*pictures.decode_bands(image, held, Path(part.name), part.name, channels))
+            note = pictures.remark(image, Path(part.name))
+            return Picture(pictures.upright(image, part.name), part.name, note)
+
+
+@contextmanager
+def decoding(name: str, what: str, kinds: Sequence[str]) -> Iterator[None]:
+    """Turn the errors of a decoder, which raises all sorts, into problems with one sentence for the visitor."""
+    try:
+        yield
+    except Problem:
+        raise
+    except InputError as error:
+        raise Problem(415, one_line(error)) from None
+    except Image.DecompressionBombError:
+        raise Problem(413, f"{name}: is too large to open safely; shrink it first") from None
+    except Exception as error:
+        raise Problem(415, f"{name}: is not {what} this server reads ({', '.join(kinds)})") from error
 
 
 def open_array(part: Part, limits: Limits, channels: int) -> Picture:
