@@ -20,7 +20,7 @@ Place = tuple[torch.Size, tuple[int, ...], int]  # shape, strides and offset of 
 
 @dataclass(frozen=True)
 class Places:
-    """Where Q, K and V are in a contiguous tensor; of no tensor itself, so that none is kept."""
+    """Where Q, K and V lie in a contiguous tensor: shapes and strides only, so that no tensor is kept alive."""
 
     shape: torch.Size
     parts: tuple[Place, ...]
