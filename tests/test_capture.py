@@ -15,7 +15,7 @@ from torch import nn
 
 from vitreous import Model, Trace
 from vitreous.capture.attention import Attention
-from vitreous.capture.capture import Capture, cuts_patches, names_of, products
+from vitreous.capture.capture import Capture, ModuleNames, cuts_patches, products
 from vitreous.errors import CaptureError
 
 FLOW = [name for name, entry in zoo.ZOO.items() if entry.flow]
@@ -26,7 +26,7 @@ def test_the_output_stays_and_every_layer_is_seen() -> None:
         model, images = zoo.model(name), zoo.images(name)
         with torch.no_grad(), model.still():
             plain = model.run(images)
-            with Capture(names_of(model.module), len(images)) as seen:
+            with Capture(ModuleNames(model.module), len(images)) as seen:
                 watched = model.run(images)
         assert off(watched, plain) <= ROUNDING, name
         assert sum(model.layout_at(zoo.ZOO[name].size).is_layer(c, 3) for c in seen.calls) == zoo.ZOO[name].depth
@@ -118,7 +118,7 @@ def test_gradient_of_attention_without_forming_it(dtype: torch.dtype, limit: flo
     net = Explicit().to(dtype)
     x = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
     way = torch.randn(2, 2, 5, 4, dtype=dtype)
-    with Capture(names_of(net), 2) as seen:
+    with Capture(ModuleNames(net), 2) as seen:
         out, _ = net(x)
     layer = seen.calls[0]
     y = (out.tanh() * way).sum()
@@ -165,7 +165,7 @@ class Call(nn.Module):
 def test_masks_biases_and_scales(case: str) -> None:
     q, k, v = torch.randn(3, 5, 2, 3, 4, generator=torch.Generator().manual_seed(1))
     net = Call(**CASES[case])
-    with Capture(names_of(net), 5) as seen:
+    with Capture(ModuleNames(net), 5) as seen:
         out = net(q, k, v)
     call = seen.calls[0]
     assert (call.weights @ v - out).abs().max() < 1e-6
@@ -177,13 +177,13 @@ def test_masks_biases_and_scales(case: str) -> None:
 def test_grouped_queries_and_flat_heads() -> None:
     q, kv = torch.randn(2, 4, 3, 4), torch.randn(2, 2, 3, 4)
     net = Call(enable_gqa=True)
-    with Capture(names_of(net), 2) as seen:
+    with Capture(ModuleNames(net), 2) as seen:
         net(q, kv, kv)
     assert seen.calls[0].shape == (2, 4, 3, 3)
     seen.calls[0].verify(1e-5)
     flat = torch.randn(6, 3, 4)  # two images of three heads
     net = Call()
-    with Capture(names_of(net), 2) as seen:
+    with Capture(ModuleNames(net), 2) as seen:
         net(flat, flat, flat)
     assert seen.calls[0].shape == (2, 3, 3, 3)
     seen.calls[0].verify(1e-5)
@@ -196,7 +196,7 @@ def test_weights_that_a_model_asks_for_are_returned() -> None:
     for options in ({}, {"average_attn_weights": False}, {"need_weights": False}):
         with torch.no_grad():
             plain, weights = attention(x, x, x, **options)
-            with Capture(names_of(attention), 3):
+            with Capture(ModuleNames(attention), 3):
                 seen, same = attention(x, x, x, **options)
         assert off(seen, plain) < 1e-5
         assert (weights is None and same is None) or off(same, weights) < 1e-5
@@ -207,7 +207,7 @@ def test_a_single_sequence_without_a_batch() -> None:
     x = torch.randn(5, 8)
     with torch.no_grad():
         _, weights = attention(x, x, x)
-        with Capture(names_of(attention), 1):
+        with Capture(ModuleNames(attention), 1):
             _, same = attention(x, x, x)
     assert off(same, weights) < 1e-5
 

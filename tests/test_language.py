@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import vitreous
 from vitreous import Model, Trace
-from vitreous.capture.capture import Capture, names_of
+from vitreous.capture.capture import Capture, ModuleNames
 from vitreous.cli.main import app
 from vitreous.errors import InputError, ModelError, OptionError, TargetError, Unsupported
 from vitreous.models.libraries import vlm
@@ -484,7 +484,7 @@ def test_relevance_is_conserved_in_the_language_model(kind: str) -> None:
             torch.nn.init.zeros_(weight)
     x = torch.randn(1, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     for table in (LIBRA, CP_LRP):
-        with Rules(table, names_of(net)) as rules, Capture(names_of(net), 1):
+        with Rules(table, ModuleNames(net)) as rules, Capture(ModuleNames(net), 1):
             y = net.lm_head(net.model.language_model(inputs_embeds=x, use_cache=False).last_hidden_state)[0, -1, 7]
         (grad,) = torch.autograd.grad(y, [x])
         assert not rules.unruled

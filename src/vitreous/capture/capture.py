@@ -18,7 +18,7 @@ measurements of the layout run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,7 +88,7 @@ class Capture(TorchFunctionMode):
 
     def __init__(
         self,
-        names: Mapping[int, str],
+        names: ModuleNames,
         images: int,
         *,
         since: int = 0,
@@ -105,7 +105,12 @@ class Capture(TorchFunctionMode):
         self._split: list[Attention] = []  # calls of one module, one after another, that may be parts of one attention
         self.recording = True  # off until gradients begin, if they begin at a layer
         self.linear: tuple[Tensor, Tensor] | None = None  # input and output of the last linear layer (the classifier?)
+        self.module: str | None = None  # the module that computes attention now, if known (pauses.py)
         self._following = False  # whether there is a softmax, or a product that may become one
+
+    def needs(self, number: int) -> bool:
+        """Whether an attention must be seen."""
+        return number >= self.since or self.forms is not None or self.change is not None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -172,7 +177,18 @@ class Capture(TorchFunctionMode):
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
         call = Attention(
-            caller(self.names), door, out, v, q, k, s, bias, keys=k, fold=fold, only=only, number=self.seen
+            self.module or caller(self.names),
+            door,
+            out,
+            v,
+            q,
+            k,
+            s,
+            bias,
+            keys=k,
+            fold=fold,
+            only=only,
+            number=self.seen,
         )
         if forms is not None:
             call.node = forms.form(call, options)
@@ -211,7 +227,8 @@ class Capture(TorchFunctionMode):
         else:
             a, _, only = getattr(found.a, WHOLE, (found.a, None, None))
             v, given = found.fold_v(found.v), found.fold_a(a)
-            call = Attention(caller(self.names), "eager", out, v, given=given, fold=found.fold, only=only)
+            name = self.module or caller(self.names)
+            call = Attention(name, "eager", out, v, given=given, fold=found.fold, only=only)
             call.mixed = found.mixed
             call.factors = getattr(a, FACTORS, None)
             call.keys = None if call.factors is None else call.factors[1]
@@ -254,7 +271,21 @@ class Capture(TorchFunctionMode):
         """Note a module that changes its softmax before the product with V; the layout run rejects such models."""
 
 
-def caller(names: Mapping[int, str]) -> str:
+class ModuleNames:
+    """The names of a network's modules by identity, found out when one is first asked for; None: there are no names."""
+
+    def __init__(self, net: nn.Module | None) -> None:
+        self._net = net
+        self._names: dict[int, str] | None = None
+
+    def get(self, identity: int) -> str | None:
+        if self._names is None:
+            named = () if self._net is None else self._net.named_modules()
+            self._names = {id(module): name for name, module in named}
+        return self._names.get(identity)
+
+
+def caller(names: ModuleNames) -> str:
     """The name of the innermost module on the call stack of the current thread."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -264,11 +295,6 @@ def caller(names: Mapping[int, str]) -> str:
                 return name
         frame = frame.f_back
     return ""
-
-
-def names_of(net: nn.Module) -> dict[int, str]:
-    """The name of a module by its identity."""
-    return {id(module): name for name, module in net.named_modules()}
 
 
 # ------------------------------------------------------------------------------------------ arguments and axes

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,14 +21,25 @@ Entry = tuple[str, int]  # ("norm", n): the result of the n-th norm; ("linear", 
 
 
 class Unfrozen(TorchFunctionMode):
-    """Also differentiate parts of a model that its forward computes under `torch.no_grad` (frozen parts)."""
+    """Also differentiate parts of a model that its forward computes under `torch.no_grad` (frozen parts).
+
+    `needed`: whether the model has had such a part so far, or a batch norm, whose backward is mended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needed = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch._C._set_grad_enabled:
+            self.needed = True
             return None
-        return normalised(func, args, kwargs or {}) if func in BATCH_NORM else func(*args, **(kwargs or {}))
+        if func in BATCH_NORM:
+            self.needed = True
+            return normalised(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 class AtEntries(TorchFunctionMode):
@@ -55,6 +66,11 @@ class AtEntries(TorchFunctionMode):
         """The tokens to continue with."""
         return tokens
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many norms and linear layers were called so far."""
+        return dict(self._counts)
+
 
 class CutAt(AtEntries):
     """Let gradients begin at an entry; everything before it is constant and not recorded by `seen`.
@@ -71,7 +87,25 @@ class CutAt(AtEntries):
         self.leaf: Tensor | None = None
         self._given: Tensor | None = None  # the leaf in the model's own axes
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
+        self._later: tuple[int, Mapping[str, int]] | None = None
         seen.recording = False
+
+    @property
+    def further(self) -> int:
+        """How long to watch: until the attention ends or, if others may read the same tokens, the next one begins."""
+        return 1 if self.entry[0] == "norm" else 2
+
+    def count_from(self, number: int, counts: Mapping[str, int]) -> None:
+        """Count norms and linear layers only once so many attentions were seen, beginning with these counts."""
+        self._later = number, counts
+
+    def _enter(self, kind: str, tokens: Tensor) -> Tensor:
+        if self._later is not None:
+            number, counts = self._later
+            if self.seen.seen < number:
+                return tokens
+            self._counts, self._later = dict(counts), None
+        return super()._enter(kind, tokens)
 
     def from_here(self) -> Callable[[Capture], CutAt]:
         """What makes the same for another recording that begins now; it holds nothing of this one."""

@@ -8,7 +8,6 @@ MemoryUse      the bytes of all intermediate results
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention, near
-from vitreous.capture.capture import Capture, caller, linear_parts
+from vitreous.capture.capture import Capture, ModuleNames, caller, linear_parts
 from vitreous.capture.entries import AtEntries, Entry
 from vitreous.capture.narrowed_block import Fold, Linear
 from vitreous.capture.unfused import FACTORS, is_activation, operands, soft_of
@@ -84,7 +83,7 @@ class Applied:
 class Projections(TorchFunctionMode):
     """Record the linear layers before each fused attention."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: ModuleNames) -> None:
         super().__init__()
         self.names = names
         self._recent: list[Applied] = []
@@ -174,7 +173,7 @@ class MemoryUse(TorchFunctionMode):
 class Survey(ExitStack):
     """A context that takes the measurements of the layout run over `images` images."""
 
-    def __init__(self, names: Mapping[int, str], images: int) -> None:
+    def __init__(self, names: ModuleNames, images: int) -> None:
         super().__init__()
         self.names = names
         self.seen = Surveyed(self, names, images)
@@ -188,6 +187,7 @@ class Survey(ExitStack):
         self.entries: list[Met | None] = []  # of each attention
         self.recent: list[list[Met]] = []  # all that each attention may read
         self.ways: list[Met | None] = []  # of each attention, and of each whose softmax is changed
+        self.counts: list[dict[str, int]] = []  # of each attention: how many norms and linear layers came before
 
     def __enter__(self) -> Survey:
         super().__enter__()
@@ -208,7 +208,7 @@ class Survey(ExitStack):
 class Surveyed(Capture):
     """A capture that reports what it records to the survey."""
 
-    def __init__(self, survey: Survey, names: Mapping[int, str], images: int) -> None:
+    def __init__(self, survey: Survey, names: ModuleNames, images: int) -> None:
         super().__init__(names, images)
         self.survey = survey
 
@@ -239,6 +239,7 @@ class Surveyed(Capture):
         windows = b != self.images or call.node.ndim > 4
         width = call.v.shape[-1]  # the number of tokens, where channels attend to channels
         met = self.survey.entered.before(heads, width, () if windows else (n, m, width))
+        self.survey.counts.append(self.survey.entered.counts)
         self.survey.entries.append(met)
         self.survey.recent.append(self.survey.entered.latest)
         self.survey.ways.append(met)

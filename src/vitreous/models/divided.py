@@ -15,13 +15,13 @@ A repeated special token is one place with a slot in every window; see stages.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, near
-from vitreous.capture.capture import Capture
+from vitreous.capture.capture import Capture, ModuleNames
 from vitreous.capture.survey import Met
 from vitreous.models.blocks import blocks_of
 from vitreous.models.slot_tokens import Pairs, tokens_of_slots
@@ -91,7 +91,7 @@ def normalised(recent: list[Met], query: Tensor, values: Tensor, shape: tuple[in
 class Alone(Capture):
     """A capture in which every query is given its own value."""
 
-    def __init__(self, steps: Sequence[Step], names: Mapping[int, str], images: int) -> None:
+    def __init__(self, steps: Sequence[Step], names: ModuleNames, images: int) -> None:
         super().__init__(names, images)
         self.numbers = {step.call.number for step in steps}
 

@@ -7,7 +7,7 @@ the first layer by the pixels that they are made of, others by the tokens of the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.capture import Capture
+from vitreous.capture.capture import Capture, ModuleNames
 from vitreous.capture.entries import AtEntries, Entry, Unfrozen
 from vitreous.capture.survey import Met
 from vitreous.capture.unfused import PRODUCTS
@@ -56,7 +56,7 @@ def query_of(call: Attention) -> Tensor | None:
 class Unmixed(Capture):
     """A capture in which every query is given the value of its own token, or nothing where it has none."""
 
-    def __init__(self, steps: Sequence[Step], names: Mapping[int, str], images: int) -> None:
+    def __init__(self, steps: Sequence[Step], names: ModuleNames, images: int) -> None:
         super().__init__(names, images)
         self.steps = {step.call.number: step for step in steps}
 

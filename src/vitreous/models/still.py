@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitreous.capture.capture import ModuleNames
 from vitreous.models.kinds_of_module import is_compiled
 from vitreous.models.libraries import CHECKPOINTING, HOOKS
 
@@ -21,7 +22,7 @@ RARE = frozenset({*CHECKPOINTING, *HOOKS, "_compiled_call_impl"})  # attributes 
 class Still:
     """What is known of a network that holds still."""
 
-    names: dict[int, str]  # of its modules, by identity
+    names: ModuleNames  # of its modules, by identity
     hooked: bool  # someone has hooked into it, so that every run must go to its end
 
 
@@ -32,19 +33,18 @@ def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool,
     `wrapped`: it is inside another module, such as that of torch.compile. `eager`: run it uncompiled.
     """
     with lock, ExitStack() as stack:
-        names: dict[int, str] = {}
+        met: set[int] = set()
         compiled, hooked = wrapped, False
-        left = [("", net)]
+        left = [net]
         while left:
-            name, module = left.pop()
-            own = module.__dict__  # asked directly: this walk is part of every run
-            if id(module) in names:
+            module = left.pop()
+            if id(module) in met:
                 continue
-            names[id(module)] = name
+            met.add(id(module))
+            own = module.__dict__  # asked directly: this walk is part of every run
             inner = own["_modules"]
             if inner:
-                before = f"{name}." if name else ""
-                left += [(before + key, child) for key, child in inner.items() if child is not None]
+                left += [child for child in inner.values() if child is not None]
             if own["_forward_hooks"] or own["_forward_pre_hooks"]:
                 hooked = True
             if not inner and not own.get("training") and own.keys().isdisjoint(RARE):
@@ -57,4 +57,4 @@ def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool,
                     setattr(module, flag, False)
         if compiled and eager:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield Still(names, hooked)
+        yield Still(ModuleNames(net), hooked)

@@ -46,6 +46,7 @@ class Seen:
     blocks: BlockOutputs
     images: Tensor
     output: Tensor
+    steady: bool  # every part of the model is differentiated as torch does it
 
     @property
     def calls(self) -> list[Attention]:
@@ -96,9 +97,10 @@ def watch(model: Network, images: Tensor) -> Seen:
 
 def surveyed(model: Network, images: Tensor, grad: bool) -> Seen:
     with model.still() as still, torch.inference_mode(False), torch.set_grad_enabled(grad):
-        survey, blocks = Survey(still.names, len(images)), BlockOutputs(model.module)
-        with blocks, survey, Unfrozen() if grad else nullcontext():
-            return Seen(survey, blocks, images, model.run(images))
+        survey, blocks, frozen = Survey(still.names, len(images)), BlockOutputs(model.module), Unfrozen()
+        with blocks, survey, frozen if grad else nullcontext():
+            output = model.run(images)
+        return Seen(survey, blocks, images, output, steady=grad and not frozen.needed)
 
 
 def gradient(ends: list[Tensor], wrt: Tensor) -> Tensor | None:

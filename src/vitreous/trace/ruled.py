@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous.capture.attention_backward import Visitor, shown
-from vitreous.capture.capture import names_of
+from vitreous.capture.capture import ModuleNames
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.capture.recomputed import copied
 from vitreous.errors import Unsupported
@@ -149,7 +149,7 @@ def mode(trace: Trace, table: Table | None, has_blocks: bool = True) -> Rules | 
     """The rules as a context; without blocks, the tokens before the first layer are noted."""
     entries = trace.layout.entries
     entry = None if has_blocks or not entries else entries[0]
-    return nullcontext() if table is None else Rules(table, names_of(trace.model.module), entry)
+    return nullcontext() if table is None else Rules(table, ModuleNames(trace.model.module), entry)
 
 
 # ------------------------------------------------------------------------------------------------------- gradients
@@ -232,7 +232,7 @@ def entry_grad_ruled(trace: Trace, table: Table, target: Target, layer: int) -> 
         if not trace.layout.entries:
             raise Unsupported(f"{trace.model.name} has no visible tokens before its attention, which this method needs")
         how = Run.from_layer(number).unseen().narrowed(narrowing(trace, fold=False))
-        with Rules(table, names_of(trace.model.module)) as rules:
+        with Rules(table, ModuleNames(trace.model.module)) as rules:
             return trace.run(trace.images, how), rules
 
     record, rules = trace.kept(f"{table.name} from layer {number}", make)

@@ -18,8 +18,9 @@ from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Change, Enough, Forms
 from vitreous.capture.entries import CutAt, NotedAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
+from vitreous.capture.pauses import AttentionModules, Lost, Pauses
 from vitreous.capture.recomputed import Call
-from vitreous.errors import ModelError, Unsupported
+from vitreous.errors import CaptureError, ModelError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
 from vitreous.models.decoder import learning
 from vitreous.models.facts import Facts
@@ -33,6 +34,7 @@ from vitreous.types import Extent, Images, Scores
 
 Edit = Callable[[Tensor], Tensor]
 NO_LAYER = 2**30  # a number that no layer has
+THROUGHOUT = "a run is watched throughout"
 AGAIN = "_vitreous_again"  # attribute of a score: its backward pass runs blocks again
 
 
@@ -172,6 +174,28 @@ def perform(
     model: Model, layout: Layout, images: Images, how: Run, autocast: bool, given: Given | None = None
 ) -> Finished | Stopped:
     """Run the model. `given`: what each row gets beside its image; then there are as many images as rows."""
+    if layout.modules is None or model.facts.knows(THROUGHOUT):
+        return watched(model, layout, images, how, autocast, given)
+    try:
+        return watched(model, layout, images, how, autocast, given, layout.modules)
+    except Lost:
+        model.facts.note(THROUGHOUT, True)
+    if how.forms is not None or how.change is not None:  # they have seen the beginning of this run already
+        said = f"{model.name} ran its attention in another order than in its layout run"
+        raise CaptureError(f"{said}; it is watched more closely from now on: ask for the same once more")
+    return watched(model, layout, images, how, autocast, given)
+
+
+def watched(
+    model: Model,
+    layout: Layout,
+    images: Images,
+    how: Run,
+    autocast: bool,
+    given: Given | None,
+    modules: AttentionModules | None = None,
+) -> Finished | Stopped:
+    """The same; if it is known which `modules` compute attention, it is not watched in between."""
     device, rows, count = images.device.type, how.count or len(images), len(images)
     output = None
     if given:
@@ -204,12 +228,16 @@ def perform(
         stack.enter_context(suppress(Enough))
         rest: dict[str, Any] = {"forms": how.forms, "change": how.change}
         seen = stack.enter_context(Capture(still.names, rows, since=how.since, most=most, **rest))
+        narrow = None
         if how.narrow is not None and not still.hooked:
-            stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
+            narrow = stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
         at = NotedAt if how.grad else CutAt
         cut = None if how.layer is None else at(layout.entries[how.layer], seen, how.edit, layout.flat)
-        stack.enter_context(cut if cut is not None else Unfrozen() if how.grad else nullcontext())
+        pauses = None if modules is None or still.hooked else pausing(model, layout, how, modules, seen, narrow, cut)
+        frozen = Unfrozen() if how.grad and pauses is None else nullcontext()
+        stack.enter_context(cut if cut is not None else frozen)
         again = stack.enter_context(recomputing(model, layout, amp, None if still.hooked else how.recompute, seen, cut))
+        stack.enter_context(pauses or nullcontext())
         call = partial(model.run, images, given) if given else partial(model.run, images)
         output = call() if how.extend is None else run_extended(model.name, call)
     layers = tuple(layout.arranged(call, rows) for call in seen.calls if layout.is_layer(call, rows))
@@ -228,6 +256,30 @@ def perform(
         decoded=tuple(call for call in seen.calls if layout.decoder is not None and layout.decoder.holds(call)),
         leaf=None if cut is None else cut.leaf,
     )
+
+
+def pausing(
+    model: Model,
+    layout: Layout,
+    how: Run,
+    modules: AttentionModules,
+    seen: Capture,
+    narrow: NarrowedBlock | None,
+    cut: CutAt | None,
+) -> Pauses | None:
+    """The pauses of a run; None if it is watched throughout: where its blocks are called otherwise, or again."""
+    otherwise = how.recompute or how.extend or how.enter or how.leave
+    differentiated = how.grad or how.layer is not None
+    if otherwise is not None or (differentiated and not modules.steady):
+        return None
+    numbers = layout.numbers or tuple(range(len(modules.names)))
+    if cut is None or how.layer is None:
+        at = NO_LAYER
+    elif layout.layers == len(numbers) and modules.is_between(cut.entry, numbers[how.layer]):
+        at = numbers[how.layer]
+    else:
+        return None
+    return Pauses(model.module, modules, seen, narrow, NO_LAYER if narrow is None else numbers[-1], cut, at)
 
 
 def one_each(images: Images, how: Run) -> Float[Tensor, "rows *image"]:

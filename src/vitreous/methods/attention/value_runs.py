@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from vitreous.capture.attention import Attention, near, widen
-from vitreous.capture.capture import Capture, Enough
+from vitreous.capture.capture import Capture, Enough, ModuleNames
 from vitreous.errors import CaptureError, Unsupported
 from vitreous.models.layout import Layout
 from vitreous.trace.trace import Trace
@@ -283,7 +283,7 @@ def wide(t: Any) -> Any:
 
 
 @contextmanager
-def again(trace: Trace, block: Block) -> Iterator[dict[int, str]]:
+def again(trace: Trace, block: Block) -> Iterator[ModuleNames]:
     """The context for running a block again: at least float32, no gradients; yields the names of the modules."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -298,7 +298,7 @@ def again(trace: Trace, block: Block) -> Iterator[dict[int, str]]:
 class Swap(Capture):
     """A mode in which the attention returns another output."""
 
-    def __init__(self, names: dict[int, str], heads: Heads) -> None:
+    def __init__(self, names: ModuleNames, heads: Heads) -> None:
         super().__init__(names, len(heads))
         self.heads = heads
 

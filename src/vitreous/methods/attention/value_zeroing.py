@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches, out_of_memory
 from vitreous.capture.attention import widen
+from vitreous.capture.capture import ModuleNames
 from vitreous.errors import Unsupported
 from vitreous.methods.attention.low_rank_variants import Spread, Variants
 from vitreous.methods.attention.value_runs import (
@@ -88,7 +89,7 @@ def value_changes(trace: Trace, layer: Layer, rows: list[int] | None = None) -> 
 class Runs:
     """Runs of one block of one image with a value set to zero."""
 
-    def __init__(self, layer: Layer, block: Block, names: dict[int, str]) -> None:
+    def __init__(self, layer: Layer, block: Block, names: ModuleNames) -> None:
         self.block, self.names, self.projection, self.call = block, names, layer.projection, layer.attention
         self.v, self.out = (widen(t[0]) for t in (self.call.v, self.call.out))  # [H N d]
         self.tokens = block.entered  # [1 N D]

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous._support.memory import batch_size, in_batches
 from vitreous._support.precision import widest
 from vitreous.capture.attention import Attention, run_of, sum_of, widen
-from vitreous.capture.capture import names_of
+from vitreous.capture.capture import ModuleNames
 from vitreous.errors import Unsupported
 from vitreous.methods.common import check_start
 from vitreous.registry import method
@@ -180,7 +180,7 @@ def run_under_rules(trace: Trace, precision: Precision) -> tuple[Finished, tuple
     cast = Exact() if precision == "split" else nullcontext() if own else Cast(dtype)
     if precision == "split":
         known_as(images, trace.images.detach().double())
-    with Rules(chefer.table, names_of(trace.model.module)) as rules, cast:
+    with Rules(chefer.table, ModuleNames(trace.model.module)) as rules, cast:
         record = trace.run(images, Run.from_pixels().narrowed(narrow).of(range(len(trace))))
     if isinstance(cast, Exact) and cast.lost:
         return run_under_rules(trace, "double")

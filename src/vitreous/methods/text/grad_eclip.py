@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, sum_of, widen
-from vitreous.capture.capture import Capture
+from vitreous.capture.capture import Capture, ModuleNames
 from vitreous.errors import Unsupported
 from vitreous.methods.attention.value_runs import Projection, Projections, side_by_side
 from vitreous.methods.text.keys import projected
@@ -131,7 +131,7 @@ class Last(Capture):
     """Keeps the last attention calls; the one of this `number` attends with one head as wide as all."""
 
     def __init__(self, images: int, since: int, number: int | None) -> None:
-        super().__init__({}, images, since=since)
+        super().__init__(ModuleNames(None), images, since=since)
         self.number = number
 
     def keep(self, call: Attention) -> None:

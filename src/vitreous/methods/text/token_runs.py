@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import Attention, near, widen
-from vitreous.capture.capture import Capture
+from vitreous.capture.capture import Capture, ModuleNames
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.errors import ModelError, Unsupported
 from vitreous.methods.attention.value_runs import Block, Projection, Projections, Swap, again, need_blocks
@@ -105,7 +105,7 @@ class Blocks:
 class Reformed(Swap):
     """A mode in which the attention of all tokens returns what `make` forms from its queries, keys and values."""
 
-    def __init__(self, names: dict[int, str], trace: Trace, make: Make) -> None:
+    def __init__(self, names: ModuleNames, trace: Trace, make: Make) -> None:
         Capture.__init__(self, names, len(trace))
         self.tokens, self.make = trace.layout.tokens, make
 

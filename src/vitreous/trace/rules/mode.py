@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.capture.capture import caller
+from vitreous.capture.capture import ModuleNames, caller
 from vitreous.capture.entries import Entry
 from vitreous.models.facts import Facts
 
@@ -76,7 +76,7 @@ class Rules(TorchFunctionMode):
     Functions without a rule are collected in `unruled`, with the calling module, once relevance passes through them.
     """
 
-    def __init__(self, table: Table, names: Mapping[int, str], entry: Entry | None = None) -> None:
+    def __init__(self, table: Table, names: ModuleNames, entry: Entry | None = None) -> None:
         super().__init__()
         self.table, self.names, self.entry = table, names, entry
         self.unruled: dict[str, str] = {}
