@@ -21,8 +21,9 @@ from vitreous import Model
 from vitreous._support import memory
 from vitreous._support.memory import LARGE, budget, keeps_too_much, limit_memory
 from vitreous.capture import attention_backward
+from vitreous.capture import shown as shown_layers
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import Shown
+from vitreous.capture.shown import Shown
 from vitreous.errors import CaptureError
 
 METHODS = ["rollout", "gae", "grad_rollout", "attn_lrp", "libra_fullgrad", "centred_lrp", "cp_lrp", "gradient"]
@@ -338,7 +339,7 @@ def test_layers_with_fused_kernels_are_visited_in_the_backward_pass(monkeypatch:
     expected = {method: explained(net, method, MUCH) for method in ("gae", "grad_rollout")}
     monkeypatch.setattr(Attention, "fusible", True)
     monkeypatch.setattr(attention_backward, "fusible", lambda q: True)
-    monkeypatch.setattr(attention_backward, "Summed", lambda chunks, layer, grad: Shown(chunks))
+    monkeypatch.setattr(shown_layers, "Summed", lambda chunks, layer, grad: Shown(chunks))
     for method, one in expected.items():
         assert off(explained(net, method, LITTLE), one) <= 1e-5
 

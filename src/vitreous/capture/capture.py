@@ -176,20 +176,8 @@ class Capture(TorchFunctionMode):
             bias = bias[(None,) * (query.ndim - bias.ndim)]
         if bias is not None and query.ndim != 4:
             bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
-        call = Attention(
-            self.module or caller(self.names),
-            door,
-            out,
-            v,
-            q,
-            k,
-            s,
-            bias,
-            keys=k,
-            fold=fold,
-            only=only,
-            number=self.seen,
-        )
+        name = self.module or caller(self.names)
+        call = Attention(name, door, out, v, q, k, s, bias, keys=k, fold=fold, only=only, number=self.seen)
         if forms is not None:
             call.node = forms.form(call, options)
         self.keep(call)

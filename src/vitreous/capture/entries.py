@@ -87,7 +87,6 @@ class CutAt(AtEntries):
         self.leaf: Tensor | None = None
         self._given: Tensor | None = None  # the leaf in the model's own axes
         self._tokens: Tensor | None = None  # the tokens that the leaf replaces
-        self._later: tuple[int, Mapping[str, int]] | None = None
         seen.recording = False
 
     @property
@@ -95,17 +94,9 @@ class CutAt(AtEntries):
         """How long to watch: until the attention ends or, if others may read the same tokens, the next one begins."""
         return 1 if self.entry[0] == "norm" else 2
 
-    def count_from(self, number: int, counts: Mapping[str, int]) -> None:
-        """Count norms and linear layers only once so many attentions were seen, beginning with these counts."""
-        self._later = number, counts
-
-    def _enter(self, kind: str, tokens: Tensor) -> Tensor:
-        if self._later is not None:
-            number, counts = self._later
-            if self.seen.seen < number:
-                return tokens
-            self._counts, self._later = dict(counts), None
-        return super()._enter(kind, tokens)
+    def count_from(self, counts: Mapping[str, int]) -> None:
+        """Begin with these counts, where the first functions are not seen."""
+        self._counts = dict(counts)
 
     def from_here(self) -> Callable[[Capture], CutAt]:
         """What makes the same for another recording that begins now; it holds nothing of this one."""

@@ -1,30 +1,33 @@
 """Watch a network only where there is something to see, once the layout run has shown where that is.
 
 A function mode is called for every torch function of a network. For a single image, this takes longer than many of the
-functions themselves. Most of them are between attentions, so the modes of a run pause there:
+functions themselves. Only a few of them are part of an attention, so the modes of a run pause between attentions:
 
     before the first attention    watched
-    inside an attention's module  watched, if its attention is recorded
-    between two attentions        not watched, except around the layer where gradients begin
+    around an attention           watched, if it is recorded
+    between two attentions        not watched, except before the layer where gradients begin
     after the last attention      watched
 
-A run that meets other modules than expected raises `Lost`. Nothing is guessed: it is then made again without pauses.
+Where an attention begins and ends is told by the modules that the network enters and leaves around it. A run in which
+these come in another order, or without an attention between them, raises `Lost`, and is made again without pauses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.capture import Capture
+from vitreous.capture.capture import Capture, ModuleNames
 from vitreous.capture.entries import CutAt, Entry
 from vitreous.capture.narrowed_block import own_thread
 
@@ -33,32 +36,93 @@ class Lost(BaseException):
     """Raised inside a network that runs in another way than the layout run has shown."""
 
 
-@dataclass(frozen=True)
-class AttentionModules:
-    """Where a network computes attention.
+class Event(NamedTuple):
+    """A network enters or leaves a module."""
 
-    `counts`: how many norms and linear layers were called before each attention. `steady`: nothing in the network
-    switches gradients off, or needs another backward than torch's (`Unfrozen`).
+    module: str
+    enters: bool
+
+
+@dataclass(frozen=True)
+class Span:
+    """What happens right before and right after an attention that a module computes.
+
+    `counts`: how many norms and linear layers were called until it ends.
     """
 
-    names: tuple[str, ...]  # the module of each attention call, first to last
-    counts: tuple[Mapping[str, int], ...]
+    module: str
+    begins: Event
+    ends: Event
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Sights:
+    """Where a network computes attention: a span for each call, first to last.
+
+    `steady`: nothing in the network switches gradients off, or needs another backward than torch's (`Unfrozen`).
+    """
+
+    spans: tuple[Span, ...]
     steady: bool
 
     def is_between(self, entry: Entry, number: int) -> bool:
         """Whether the tokens that enter an attention are made after the attention before it."""
         kind, count = entry
-        return number == 0 or count > self.counts[number - 1][kind]
+        return number == 0 or count > self.spans[number - 1].counts[kind]
 
 
-def attention_modules(
-    calls: Sequence[Attention], counts: Sequence[Mapping[str, int]], steady: bool
-) -> AttentionModules | None:
-    """These calls, if each has a module of its own, none inside another; None if a run cannot pause between them."""
-    names = tuple(call.name for call in calls)
-    inside = any(other.startswith(f"{name}.") for name in names for other in names)
-    alone = len(set(names)) == len(names) == len(counts) and all(names) and all(call.parts == 1 for call in calls)
-    return AttentionModules(names, tuple(counts), steady) if names and alone and not inside else None
+# ----------------------------------------------------------------------------------------------- in the layout run
+
+
+class ModuleEvents(ExitStack):
+    """A context that notes the modules which the current thread enters and leaves, and where attention is between.
+
+    `counts` tells how many norms and linear layers were called so far.
+    """
+
+    def __init__(self, names: ModuleNames, counts: Callable[[], Mapping[str, int]]) -> None:
+        super().__init__()
+        self.names, self.counts = names, counts
+        self.last = Event("", True)
+        self.spans: list[Span | None] = []  # of each attention; None: no module tells where it is
+        self._times: Counter[Event] = Counter()
+        self._open = False  # whether the last attention has not ended yet
+
+    def __enter__(self) -> ModuleEvents:
+        super().__enter__()
+        enter, leave = own_thread(partial(self.note, True)), own_thread(partial(self.note, False))
+        self.callback(register_module_forward_pre_hook(enter).remove)
+        self.callback(register_module_forward_hook(leave).remove)
+        return self
+
+    def note(self, enters: bool, module: nn.Module, *_: Any) -> None:
+        name = self.names.get(id(module))
+        if name is None:
+            return
+        self.last = Event(name, enters)
+        self._times[self.last] += 1
+        if self._open and (span := self.spans[-1]) is not None:
+            self.spans[-1] = replace(span, ends=self.last, counts=self.counts())
+        self._open = False
+
+    def attended(self, call: Attention) -> None:
+        """Called for each attention. One that the network multiplies itself begins with its module."""
+        begins = Event(call.name, True) if call.door == "eager" else self.last
+        alone = not self._open and call.parts == 1
+        self.spans.append(Span(call.name, begins, Event("", False), {}) if alone else None)
+        self._open = True
+
+    def sights(self, steady: bool) -> Sights | None:
+        """All spans, if what begins and ends them happens once each; None if a run cannot pause between them."""
+        spans = [span for span in self.spans if span is not None]
+        events = [event for span in spans for event in (span.begins, span.ends)]
+        once = all(event.module and self._times[event] == 1 for event in events)
+        told = bool(spans) and len(spans) == len(self.spans) and len(set(events)) == len(events)
+        return Sights(tuple(spans), steady) if told and once and not self._open else None
+
+
+# ------------------------------------------------------------------------------------------------- in all later runs
 
 
 class Pauses(ExitStack):
@@ -70,7 +134,7 @@ class Pauses(ExitStack):
     def __init__(
         self,
         net: nn.Module,
-        modules: AttentionModules,
+        sights: Sights,
         seen: Capture,
         narrowed: TorchFunctionMode | None,
         last: int,
@@ -78,48 +142,50 @@ class Pauses(ExitStack):
         at: int,
     ) -> None:
         super().__init__()
-        self.net, self.modules, self.count = net, modules, len(modules.names)
+        self.net, self.sights, self.count = net, sights, len(sights.spans)
         self.seen, self.narrowed, self.last, self.cut, self.at = seen, narrowed, last, cut, at
         self.all = [mode for mode in (seen, narrowed, cut) if mode is not None]
         self.on = self.all  # the modes that are active, the innermost first
         self.below = 0  # how many others there are
-        self.left = 0  # the modules up to here were left
-        self.ends = 0  # the modules up to here must be left
-        if cut is not None and at > 0:
-            cut.count_from(at, modules.counts[at - 1])
+        self.left = 0  # the attentions before this one have ended
+        self.expected = 0  # the attentions before this one must end
 
     def __enter__(self) -> Pauses:
         super().__enter__()
         self.below = torch._C._len_torch_function_stack() - len(self.all)
-        needed = [self.needed(segment) for segment in range(2 * self.count + 1)]
-        for number, name in enumerate(self.modules.names):
+        needed = [self.needed(part) for part in range(2 * self.count + 1)]
+        for number, span in enumerate(self.sights.spans):
             before, inside, behind = needed[2 * number : 2 * number + 3]
             if before == inside == behind:
                 continue  # nothing changes here
-            module, self.ends = self.net.get_submodule(name), number + 1
-            enter, leave = partial(self.enter, number, inside), partial(self.leave, number, behind)
-            self.callback(module.register_forward_pre_hook(own_thread(enter)).remove)
-            self.callback(module.register_forward_hook(own_thread(leave), always_call=True).remove)
+            self.expected = number + 1
+            self.at_event(span.begins, partial(self.begin, number, inside))
+            self.at_event(span.ends, partial(self.end, number, behind))
+        if self.cut is not None and 0 < self.at:
+            self.cut.count_from(self.sights.spans[self.at - 1].counts)
         self.replace(needed[0])
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self.replace(self.all)
-        self.seen.module = None
-        if error[0] is None and self.left < self.ends:
+        if error[0] is None and self.left < self.expected:
             raise Lost
 
-    def needed(self, segment: int) -> list[TorchFunctionMode]:
-        """The modes of a part of the run: 0 before the first attention, 1 inside it, 2 behind it, and so on."""
-        number, inside = segment // 2, segment % 2 == 1
-        ends = segment in (0, 2 * self.count)
-        begins = number == self.at - 1  # here the cut begins to count
-        recorded = inside and (self.seen.needs(number) or begins)
+    def at_event(self, event: Event, act: Callable[..., None]) -> None:
+        module, hook = self.net.get_submodule(event.module), own_thread(act)
+        handle = module.register_forward_pre_hook(hook) if event.enters else module.register_forward_hook(hook)
+        self.callback(handle.remove)
+
+    def needed(self, part: int) -> list[TorchFunctionMode]:
+        """The modes of a part of the run: 0 before the first attention, 1 in it, 2 behind it, and so on."""
+        number, inside = part // 2, part % 2 == 1
+        outside = part in (0, 2 * self.count)
         narrowed = number == self.last
-        cut = self.cut is not None and 2 * self.at - 1 <= segment <= 2 * self.at + self.cut.further
-        needed = (self.seen, ends or recorded or narrowed), (self.narrowed, narrowed), (self.cut, cut)
-        return [mode for mode, on in needed if mode is not None and on]
+        seen = outside or narrowed or (inside and self.seen.needs(number))
+        cut = self.cut is not None and 2 * self.at <= part <= 2 * self.at + self.cut.further
+        each = (self.seen, seen), (self.narrowed, narrowed), (self.cut, cut)
+        return [mode for mode, on in each if mode is not None and on]
 
     def switch(self, modes: list[TorchFunctionMode]) -> None:
         """Change to these modes, unless the network has entered one of its own."""
@@ -134,16 +200,16 @@ class Pauses(ExitStack):
         for mode in modes:
             torch._C._push_on_torch_function_stack(mode)
 
-    def enter(self, number: int, inside: list[TorchFunctionMode], module: nn.Module, args: Any) -> None:
+    def begin(self, number: int, inside: list[TorchFunctionMode], *_: Any) -> None:
         if number < self.left:
             raise Lost
-        self.seen.seen, self.seen.module = number, self.modules.names[number]
+        self.seen.seen, self.seen.module = number, self.sights.spans[number].module
         self.switch(inside)
 
-    def leave(self, number: int, behind: list[TorchFunctionMode], module: nn.Module, args: Any, out: Any) -> None:
-        """Called after an error, too; `out` is then None."""
+    def end(self, number: int, behind: list[TorchFunctionMode], *_: Any) -> None:
         folded = self.narrowed is not None and number == self.last  # it may compute its attention in its own way
-        if out is not None and self.seen in self.on and self.seen.seen != number + 1 and not folded:
+        if self.seen in self.on and self.seen.seen != number + 1 and not folded:
             raise Lost
-        self.left, self.seen.seen, self.seen.module = number + 1, number + 1, None
+        self.left = self.seen.seen = number + 1
+        self.seen.module = None
         self.switch(behind)

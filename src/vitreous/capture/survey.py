@@ -20,6 +20,7 @@ from vitreous.capture.attention import Attention, near
 from vitreous.capture.capture import Capture, ModuleNames, caller, linear_parts
 from vitreous.capture.entries import AtEntries, Entry
 from vitreous.capture.narrowed_block import Fold, Linear
+from vitreous.capture.pauses import ModuleEvents
 from vitreous.capture.unfused import FACTORS, is_activation, operands, soft_of
 
 
@@ -187,10 +188,11 @@ class Survey(ExitStack):
         self.entries: list[Met | None] = []  # of each attention
         self.recent: list[list[Met]] = []  # all that each attention may read
         self.ways: list[Met | None] = []  # of each attention, and of each whose softmax is changed
-        self.counts: list[dict[str, int]] = []  # of each attention: how many norms and linear layers came before
+        self.events = ModuleEvents(names, lambda: self.entered.counts)
 
     def __enter__(self) -> Survey:
         super().__enter__()
+        self.enter_context(self.events)
         for mode in (self.projections, self.seen, self.entered, self.cut, self.memory):
             self.enter_context(mode)
         return self
@@ -239,7 +241,7 @@ class Surveyed(Capture):
         windows = b != self.images or call.node.ndim > 4
         width = call.v.shape[-1]  # the number of tokens, where channels attend to channels
         met = self.survey.entered.before(heads, width, () if windows else (n, m, width))
-        self.survey.counts.append(self.survey.entered.counts)
+        self.survey.events.attended(call)
         self.survey.entries.append(met)
         self.survey.recent.append(self.survey.entered.latest)
         self.survey.ways.append(met)

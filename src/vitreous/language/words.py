@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous._support.marks import identity_of
-from vitreous.capture.attention_backward import shown
+from vitreous.capture.shown import shown
 from vitreous.errors import InputError, OptionError, Unsupported, nearest
 from vitreous.language.ask import one_image
 from vitreous.plot.figure import png_bytes

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention
-from vitreous.capture.attention_backward import Visitor
+from vitreous.capture.shown import Visitor
 from vitreous.errors import OptionError, Unsupported
 from vitreous.models.stages import Stage
 from vitreous.trace.ruled import Pair, entering_blocks, follow_ruled, ruled, show_grads

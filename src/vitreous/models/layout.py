@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of
 from vitreous.capture.entries import Entry
-from vitreous.capture.pauses import AttentionModules
+from vitreous.capture.pauses import Sights
 from vitreous.errors import Unsupported
 from vitreous.models.decoder import Decoder
 from vitreous.models.readers import Readers
@@ -63,7 +63,7 @@ class Layout:
     obstacle: str | None = None  # why tokens do not attend to all tokens in every layer: "attends in 7×7 windows"
     frames: int = 1  # of a video: how many tubelets follow one another
     times: tuple[Span, ...] = ()  # of a video: the frames of each tubelet
-    modules: AttentionModules | None = None  # where attention is computed; None: a run is watched throughout
+    sights: Sights | None = None  # where attention is computed; None: a run is watched throughout
 
     @property
     def patches(self) -> int:

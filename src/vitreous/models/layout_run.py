@@ -15,7 +15,6 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention
 from vitreous.capture.narrowed_block import Fold
-from vitreous.capture.pauses import attention_modules
 from vitreous.capture.survey import Met
 from vitreous.models.blocks import blocks_of
 from vitreous.models.branches import find_branches
@@ -74,8 +73,8 @@ def measure_layout(model: Network, size: Extent, given: Layout | None) -> tuple[
     flow = DataFlow(output, [call.node for call in seen.calls], seen.images)
     linear = survey.classifier is not None and survey.classifier[1] is output
     ends = [output, survey.classifier[0]] if linear and survey.classifier is not None else [output]
-    modules = None if survey.mixed else attention_modules(seen.calls, survey.counts, seen.steady)
-    found = replace(read_geometry(model, seen, flow, ends, size, given), linear_output=linear, modules=modules)
+    sights = None if survey.mixed else survey.events.sights(seen.steady)
+    found = replace(read_geometry(model, seen, flow, ends, size, given), linear_output=linear, sights=sights)
     found = found.one_by_one() if seen.count == 1 else found
     layers = layer_numbers(seen, found)
     kept = Reference(output.detach())

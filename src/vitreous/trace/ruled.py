@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous.capture.attention_backward import Visitor, shown
 from vitreous.capture.capture import ModuleNames
 from vitreous.capture.narrowed_block import own_thread
 from vitreous.capture.recomputed import copied
+from vitreous.capture.shown import Visitor, shown
 from vitreous.errors import Unsupported
 from vitreous.models.blocks import tensor_of
 from vitreous.models.data_flow import first_met, leaf_node

@@ -18,7 +18,7 @@ from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Capture, Change, Enough, Forms
 from vitreous.capture.entries import CutAt, NotedAt, Unfrozen
 from vitreous.capture.narrowed_block import Fold, NarrowedBlock, entering
-from vitreous.capture.pauses import AttentionModules, Lost, Pauses
+from vitreous.capture.pauses import Lost, Pauses, Sights
 from vitreous.capture.recomputed import Call
 from vitreous.errors import CaptureError, ModelError, Unsupported
 from vitreous.images.preprocess import refuse_infinite
@@ -174,10 +174,10 @@ def perform(
     model: Model, layout: Layout, images: Images, how: Run, autocast: bool, given: Given | None = None
 ) -> Finished | Stopped:
     """Run the model. `given`: what each row gets beside its image; then there are as many images as rows."""
-    if layout.modules is None or model.facts.knows(THROUGHOUT):
+    if layout.sights is None or model.facts.knows(THROUGHOUT):
         return watched(model, layout, images, how, autocast, given)
     try:
-        return watched(model, layout, images, how, autocast, given, layout.modules)
+        return watched(model, layout, images, how, autocast, given, layout.sights)
     except Lost:
         model.facts.note(THROUGHOUT, True)
     if how.forms is not None or how.change is not None:  # they have seen the beginning of this run already
@@ -193,9 +193,9 @@ def watched(
     how: Run,
     autocast: bool,
     given: Given | None,
-    modules: AttentionModules | None = None,
+    sights: Sights | None = None,
 ) -> Finished | Stopped:
-    """The same; if it is known which `modules` compute attention, it is not watched in between."""
+    """The same; if it is known where it computes attention (`sights`), it is not watched in between."""
     device, rows, count = images.device.type, how.count or len(images), len(images)
     output = None
     if given:
@@ -233,7 +233,7 @@ def watched(
             narrow = stack.enter_context(narrowed_block(model, layout, how.narrow, how.forms))
         at = NotedAt if how.grad else CutAt
         cut = None if how.layer is None else at(layout.entries[how.layer], seen, how.edit, layout.flat)
-        pauses = None if modules is None or still.hooked else pausing(model, layout, how, modules, seen, narrow, cut)
+        pauses = None if sights is None or still.hooked else pausing(model, layout, how, sights, seen, narrow, cut)
         frozen = Unfrozen() if how.grad and pauses is None else nullcontext()
         stack.enter_context(cut if cut is not None else frozen)
         again = stack.enter_context(recomputing(model, layout, amp, None if still.hooked else how.recompute, seen, cut))
@@ -262,7 +262,7 @@ def pausing(
     model: Model,
     layout: Layout,
     how: Run,
-    modules: AttentionModules,
+    sights: Sights,
     seen: Capture,
     narrow: NarrowedBlock | None,
     cut: CutAt | None,
@@ -270,16 +270,16 @@ def pausing(
     """The pauses of a run; None if it is watched throughout: where its blocks are called otherwise, or again."""
     otherwise = how.recompute or how.extend or how.enter or how.leave
     differentiated = how.grad or how.layer is not None
-    if otherwise is not None or (differentiated and not modules.steady):
+    if otherwise is not None or (differentiated and not sights.steady):
         return None
-    numbers = layout.numbers or tuple(range(len(modules.names)))
+    numbers = layout.numbers or tuple(range(len(sights.spans)))
     if cut is None or how.layer is None:
         at = NO_LAYER
-    elif layout.layers == len(numbers) and modules.is_between(cut.entry, numbers[how.layer]):
+    elif layout.layers == len(numbers) and sights.is_between(cut.entry, numbers[how.layer]):
         at = numbers[how.layer]
     else:
         return None
-    return Pauses(model.module, modules, seen, narrow, NO_LAYER if narrow is None else numbers[-1], cut, at)
+    return Pauses(model.module, sights, seen, narrow, NO_LAYER if narrow is None else numbers[-1], cut, at)
 
 
 def one_each(images: Images, how: Run) -> Float[Tensor, "rows *image"]:

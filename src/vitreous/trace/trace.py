@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
-from vitreous.capture.attention_backward import Follower, Visitor, shown
+from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Formed
+from vitreous.capture.shown import Visitor, shown
 from vitreous.errors import CaptureError, InputError, OptionError, Unsupported
 from vitreous.models.decoder import HIDDEN
 from vitreous.models.layout import pool_weights, read_weights

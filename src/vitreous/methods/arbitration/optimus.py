@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
 from vitreous.capture.attention import widen
-from vitreous.capture.attention_backward import Shown
+from vitreous.capture.shown import Shown
 from vitreous.errors import OptionError, TargetError, Unsupported
 from vitreous.metrics.case import Case, measure
 from vitreous.registry import METHODS, METRICS, Metric, Noted, method

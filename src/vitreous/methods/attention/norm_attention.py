@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous._support.precision import widest
 from vitreous.capture.attention import sum_of, widen
-from vitreous.capture.attention_backward import split, step
+from vitreous.capture.shown import split, step
 from vitreous.errors import Unsupported
 from vitreous.methods.attention.attention import read_behind
 from vitreous.methods.attention.value_runs import Layer, Projection, need_blocks, record

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, widen
-from vitreous.capture.attention_backward import joined, split, step
-from vitreous.capture.one_image import OneImage, one_by_one
+from vitreous.capture.few_images import OneImage, attend, few_images, keeps, one_by_one
+from vitreous.capture.shown import joined, split, step
 from vitreous.methods.common import (
     check_start,
     fuse_heads,
@@ -27,7 +27,7 @@ from vitreous.registry import method
 from vitreous.trace.big import backwards
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
-from vitreous.types import Heads, Keys, Map, Row
+from vitreous.types import Heads, Keys, Map, Row, Weights
 
 
 @method(
@@ -71,16 +71,18 @@ def rollout(
         carried = carried.to(layer.wide)
         stage = trace.layout.stage(number)
         carried = stage.joined(carried, joins[number].to(carried)) if number in joins else carried
-        a = formed.maps[number] if number < len(formed.maps) else None
         if trace.layout.stages:
             carried = staged_step(carried, stage, layer, heads, discard, residual, trace.layout.reads_special)
         elif discard > 0:
+            a = formed.fused(number)
             a = whole(layer, heads) if a is None else a
             carried = step(carried, trim(a, discard, trace.layout.readout), residual)
         elif heads == "mean" and not layer.mixed:  # rows of a mean of softmaxes already sum to one
-            moved = layer.read(carried, rows).mean(1) if a is None else (carried[:, None] @ a)[:, 0]
+            moved = formed.read(number, carried)
+            moved = layer.read(carried, rows).mean(1) if moved is None else moved
             carried = residual * carried + (1 - residual) * moved
         else:
+            a = formed.fused(number)
             carried = sum_steps(carried, layer, heads, residual) if a is None else step(carried, a, residual)
         rows = None
     return trace.map(carried, start_layer)
@@ -118,22 +120,30 @@ def fused(layer: Attention, heads: str) -> Iterator[tuple[slice, slice | list[in
 
 
 class Formed:
-    """Keeps Ā of each layer while the model runs, so that A is formed once for both O and the rollout."""
+    """Keeps A of each layer while the model runs, so that it is formed once for both O and the rollout.
+
+    Of a larger A, only Ā is kept.
+    """
 
     def __init__(self, heads: str) -> None:
         self.heads = heads
-        self.maps: list[Float[Tensor, "B N M"]] = []
+        self.kept: list[Weights | Float[Tensor, "B N M"]] = []
 
     def __call__(self, call: Attention) -> Heads:
-        if call.q is not None and call.k is not None and one_by_one(call.q, call.k):
-            return self.each(OneImage(call.q, call.k, call.scale, call.bias), call.v)
+        q, k = call.q, call.k
+        if q is not None and k is not None and call.bias is None and keeps(q, k):
+            a, out = attend(q, k, call.v, call.scale)
+            self.kept.append(a)
+            return out
+        if q is not None and k is not None and one_by_one(q, k):
+            return self.each(OneImage(q, k, call.scale, call.bias), call.v)
         outs, maps = [], []
         with torch.autocast(call.v.device.type, enabled=False):
             for _, part in call.pieces():
                 a = part.weights
                 outs.append(a @ widen(part.v))
                 maps.append(fuse_heads(a, self.heads))
-        self.maps.append(torch.cat(maps))
+        self.kept.append(torch.cat(maps))
         return torch.cat(outs).to(call.v.dtype)
 
     def each(self, memory: OneImage, v: Keys) -> Heads:
@@ -141,12 +151,24 @@ class Formed:
         b, h, _, width = v.shape
         n, m = memory.a.shape[1:]
         out, maps = v.new_empty(b, n, h, width).transpose(1, 2), v.new_empty(b, n, m)
-        for image in range(b):
-            a = memory.weights(image)
-            out[image].copy_(a @ v[image])
-            maps[image].copy_(fuse_heads(a[None], self.heads)[0])
-        self.maps.append(maps)
+        for part in few_images(b, alone=True):
+            a = memory.weights(part)
+            out[part].copy_(a @ v[part])
+            maps[part].copy_(fuse_heads(a, self.heads))
+        self.kept.append(maps)
         return out
+
+    def fused(self, number: int) -> Float[Tensor, "B N M"] | None:
+        """Ā of a layer; None if it was not kept."""
+        a = self.kept[number] if number < len(self.kept) else None
+        return fuse_heads(a, self.heads) if a is not None and a.ndim == 4 else a
+
+    def read(self, number: int, carried: Row) -> Row | None:
+        """Σᵢ carriedᵢ·Āᵢ, where Ā is the mean; None if it was not kept."""
+        if number >= len(self.kept):
+            return None
+        a = self.kept[number]
+        return (carried[:, None, None] @ a).mean((1, 2)) if a.ndim == 4 else (carried[:, None] @ a)[:, 0]
 
 
 def sum_steps(carried: Row, layer: Attention, heads: str, residual: float) -> Row:

@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitreous.capture.attention_backward import Shown
+from vitreous.capture.shown import Shown
 from vitreous.methods.common import GradientRules, check_start, following, graph_of
 from vitreous.methods.decoded import gradient_steps, refuse_rules, two_modalities
 from vitreous.registry import method

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitreous.capture.attention_backward import Shown, split, step
+from vitreous.capture.shown import Shown, split, step
 from vitreous.methods.common import (
     GradientRules,
     check_start,

@@ -1,0 +1,69 @@
+"""A on a CPU, of a few images at a time.
+
+One thread works on one image after another, whose A stays in its cache. Several threads divide the images and heads
+among them, so they work on all images together, if memory allows.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitreous.capture.attention import ROWS, widen
+from vitreous.types import Heads, Keys, Weights
+
+LEAST = 2**16  # numbers in A of one image, for which a loop over images pays off
+KEPT = 2**21  # numbers in A of all images that a forward pass keeps, at most, for each layer
+
+
+class OneImage:
+    """Forms A of one image at a time; each replaces the one before."""
+
+    def __init__(self, q: Heads, k: Keys, scale: float, bias: Tensor | None) -> None:
+        self.q, self.k, self.scale, self.bias = q.detach(), k.detach(), scale, bias
+        self.scores = q.new_empty(q.shape[1], q.shape[2], k.shape[2])
+        self.a = torch.empty_like(self.scores)
+
+    def weights(self, part: slice) -> Float[Tensor, "1 H N M"]:
+        """A of this image, until the next is asked for."""
+        image = part.start
+        torch.baddbmm(self.scores, self.q[image], self.k[image].mT, beta=0, alpha=self.scale, out=self.scores)
+        if self.bias is not None:
+            self.scores += self.bias[image if len(self.bias) > 1 else 0]
+        return torch.softmax(self.scores, -1, out=self.a)[None]
+
+
+def few_images(count: int, alone: bool = False) -> list[slice]:
+    """The images in the order in which they are worked on."""
+    size = 1 if alone or torch.get_num_threads() == 1 else count
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def attend(q: Heads, k: Keys, v: Keys, scale: float) -> tuple[Weights, Heads]:
+    """A and O of all images."""
+    parts = few_images(len(q))
+    if len(parts) > 1:
+        a, out = q.new_empty(*q.shape[:3], k.shape[2]), torch.empty_like(q)
+        for part in parts:
+            scores = torch.matmul(q[part] * scale, k[part].mT, out=a[part])
+            out[part] = torch.softmax(scores, -1, out=scores) @ v[part]
+        return a, out
+    scores = (q * scale) @ k.mT
+    a = torch.softmax(scores, -1, out=scores)
+    return a, a @ v
+
+
+def keeps(q: Heads, k: Keys) -> bool:
+    """Whether A is small enough to be kept."""
+    return is_plain(q, k) and q.shape[:3].numel() * k.shape[2] <= KEPT
+
+
+def one_by_one(q: Heads, k: Keys) -> bool:
+    """Whether A, where it is not kept, is best formed for one image at a time."""
+    return is_plain(q, k) and q.shape[1] * q.shape[2] * k.shape[2] >= LEAST
+
+
+def is_plain(q: Heads, k: Keys) -> bool:
+    """Whether A of an image is formed in one piece, on a CPU, in the precision of the model."""
+    return q.shape[2] <= ROWS and not q.is_cuda and widen(q).dtype is q.dtype is k.dtype
