@@ -166,17 +166,18 @@ class Capture(TorchFunctionMode):
         out = query  # replaced below where the output is formed
         if forms is None:
             out = F.scaled_dot_product_attention(asking, key, value, **options, enable_gqa=enable_gqa)
-        fold = folding(query.ndim, self.images)
-        q, k, v = fold(query), fold(key), fold(value)
-        if enable_gqa:
-            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        s = query.shape[-1] ** -0.5 if scale is None else scale
-        bias = additive(attn_mask, is_causal, query, key)
-        if bias is not None and bias.ndim < query.ndim:  # [H N M] or [N M], for all images
-            bias = bias[(None,) * (query.ndim - bias.ndim)]
-        if bias is not None and query.ndim != 4:
-            bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
         name = self.module or caller(self.names)
+        with torch._C.DisableTorchFunction():  # what follows is not the network's: modes below need not see it
+            fold = folding(query.ndim, self.images)
+            q, k, v = fold(query), fold(key), fold(value)
+            if enable_gqa:
+                k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+            s = query.shape[-1] ** -0.5 if scale is None else scale
+            bias = additive(attn_mask, is_causal, query, key)
+            if bias is not None and bias.ndim < query.ndim:  # [H N M] or [N M], for all images
+                bias = bias[(None,) * (query.ndim - bias.ndim)]
+            if bias is not None and query.ndim != 4:
+                bias = fold(bias.expand(*query.shape[:-1], key.shape[-2]))
         call = Attention(name, door, out, v, q, k, s, bias, keys=k, fold=fold, only=only, number=self.seen)
         if forms is not None:
             call.node = forms.form(call, options)
@@ -228,7 +229,7 @@ class Capture(TorchFunctionMode):
 
     def keep(self, call: Attention) -> None:
         """Record an attention that was computed."""
-        beside = self._split and call.shape[0] == 1 and call.name == self._split[-1].name
+        beside = self._split and call.name == self._split[-1].name and call.shape[0] == 1
         self._split = [*self._split, call] if beside else [call]
         self.last = call
         call.number = self.seen

@@ -215,8 +215,8 @@ def unnormalised(images: Float[Tensor, "B channels Y X"], steps: Preprocess) -> 
     return "0…1" if bool(fills.all()) and float(std.max()) < MOST else None
 
 
-def refuse_infinite(total: Tensor) -> None:
-    if not total.isfinite():
+def refuse_infinite(value: Tensor | float) -> None:
+    if not math.isfinite(value):
         raise InputError("the image tensor contains NaN or infinite values")
 
 
@@ -224,9 +224,14 @@ def is_whole(values: Tensor) -> bool:
     return bool(((values - values.round()).abs() < WHOLE).all())
 
 
-def warn_unnormalised(images: Tensor, steps: Callable[[], Preprocess], name: str) -> None:
-    """Warn of a float tensor that counts as preprocessed but is not; the warning names the line of the caller."""
-    low, high = (float(end) for end in images.detach().aminmax())
+def check_values(images: Tensor, steps: Callable[[], Preprocess], name: str) -> None:
+    """Refuse NaN and infinite values; warn of a float tensor that counts as preprocessed but is not.
+
+    The warning names the line of the caller.
+    """
+    low, high = (float(end) for end in images.detach().aminmax())  # NaN if there is one
+    refuse_infinite(low)
+    refuse_infinite(high)
     if not 0 <= low < high <= 255:
         return
     with suppress(ModelError):  # without a preprocessing nothing is known

@@ -27,3 +27,13 @@ def unwrap(net: nn.Module) -> nn.Module:
     if inner is None and isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
         inner = net.module
     return net if inner is None else unwrap(inner)
+
+
+def kinds_in(module: nn.Module) -> tuple[type, ...]:
+    """The types of a module and of all modules in it; asked in every run, so `modules()` would take too long."""
+    found, left = [], [module]
+    while left:
+        one = left.pop()
+        found.append(type(one))
+        left += [child for child in one.__dict__["_modules"].values() if child is not None]
+    return tuple(found)

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitreous._support.memory import capturing, out_of_memory
-from vitreous._support.precision import widest
 from vitreous.errors import InputError, ModelError, VitreousError, one_line
 from vitreous.images import pictures, preprocess
 from vitreous.images.bands import check_bands
@@ -264,9 +263,8 @@ class Model:
         images = images[None] if images.ndim == axes - 1 else images
         if images.ndim != axes or 0 in images.shape or not self.takes(images):
             raise InputError(not_images(images, axes, self.channels, self.name))
-        look = partial(preprocess.warn_unnormalised, images, lambda: self.preprocess, self.name)
+        look = partial(preprocess.check_values, images, lambda: self.preprocess, self.name)
         if not images.is_cuda:
-            preprocess.refuse_infinite(images.sum(dtype=widest(images.device)))
             look()
         elif not capturing(images):  # once, as it waits for the GPU
             self.facts.find("range of an image on the GPU", look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -301,10 +302,10 @@ LIKELY = {
 
 def faults(declared: Method, maps: Map) -> dict[int, str]:
     """What is wrong with the maps of some images, by index; a control may be anything but NaN."""
-    flat = maps.detach().flatten(1)
-    broken, empty = torch.stack([~flat.isfinite().all(1), (flat == 0).all(1)]).tolist()
-    control = declared.family == "control"
-    return {i: BROKEN if bad else EMPTY for i, bad in enumerate(broken) if bad or (empty[i] and not control)}
+    largest = maps.detach().flatten(1).abs().amax(1).tolist()  # NaN if there is one
+    broken = {i: BROKEN for i, most in enumerate(largest) if not math.isfinite(most)}
+    empty = {} if declared.family == "control" else {i: EMPTY for i, most in enumerate(largest) if most == 0}
+    return dict(sorted((broken | empty).items()))
 
 
 @runtime_checkable

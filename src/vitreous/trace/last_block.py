@@ -20,6 +20,7 @@ from vitreous.capture.narrowed_block import Fold
 from vitreous.errors import ModelError
 from vitreous.models.facts import Facts
 from vitreous.models.inputs import Inputs
+from vitreous.models.kinds_of_module import kinds_in
 from vitreous.models.layout import Layout
 from vitreous.models.layout_run import Reference, find_layout
 from vitreous.models.model import Model
@@ -58,7 +59,7 @@ def known(trace: Runs, question: str, answer: Callable[[], T]) -> T:
 
 def asked(trace: Runs, question: str) -> Hashable:
     blocks = trace.layout.blocks
-    built = tuple(map(type, trace.model.module.get_submodule(blocks[-1]).modules())) if blocks else ()
+    built = kinds_in(trace.model.module.get_submodule(blocks[-1])) if blocks else ()
     return question, trace.extent, trace.autocast, built
 
 

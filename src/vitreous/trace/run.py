@@ -279,7 +279,9 @@ def pausing(
         at = numbers[how.layer]
     else:
         return None
-    return Pauses(model.module, sights, seen, narrow, NO_LAYER if narrow is None else numbers[-1], cut, at)
+    last = NO_LAYER if narrow is None else numbers[-1]
+    modules: dict[str, nn.Module] = model.facts.find("modules around attention", dict)
+    return Pauses(model.module, modules, sights, seen, narrow, last, cut, at)
 
 
 def one_each(images: Images, how: Run) -> Float[Tensor, "rows *image"]:

@@ -69,15 +69,15 @@ class Share(torch.autograd.Function):
 
 
 class Norm(torch.autograd.Function):
-    """y = w·(x − μ)/σ + b with constant σ (`centred`: with μ). Only 1/σ is kept: the model may overwrite x in place."""
+    """y = w·(x − μ)/σ + b with a constant 1/σ (`centred`: with μ), which is all that is kept of x: the model may
+    overwrite x in place.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor | None, axes: int, eps: float, centred: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, inverse: Tensor, weight: Tensor | None, axes: int, centred: bool
+    ) -> Tensor:
         ctx.axes, ctx.centred, ctx.dtype = tuple(range(-axes, 0)), centred, x.dtype
-        if centred:
-            inverse = torch.native_layer_norm(x, list(x.shape[-axes:]), None, None, eps)[2]
-        else:
-            inverse = (widen(x).square().mean(ctx.axes, keepdim=True) + eps).rsqrt()
         ctx.save_for_backward(inverse, weight)
         return y.detach()
 
@@ -188,17 +188,24 @@ def layer_norm(
     eps: float = 1e-5,
     *rest: Any,
 ) -> Tensor:
-    y = func(input.detach(), normalized_shape, weight, bias, eps, *rest)
-    out: Tensor = Norm.apply(input, y, weight, len(normalized_shape), eps, True)
+    x = input.detach()
+    alike = all(t is None or t.dtype is x.dtype for t in (weight, bias))
+    if alike and not torch.is_autocast_enabled(x.device.type):
+        y, _, inverse = torch.native_layer_norm(x, list(normalized_shape), weight, bias, eps)
+    else:
+        y = func(x, normalized_shape, weight, bias, eps, *rest)
+        inverse = torch.native_layer_norm(x, list(normalized_shape), None, None, eps)[2]
+    out: Tensor = Norm.apply(input, y, inverse, weight, len(normalized_shape), True)
     return out
 
 
 def rms_norm(
     func: Function, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    y = func(input.detach(), normalized_shape, weight, eps)
+    y, axes = func(input.detach(), normalized_shape, weight, eps), tuple(range(-len(normalized_shape), 0))
     least = torch.finfo(input.dtype).eps if eps is None else eps
-    out: Tensor = Norm.apply(input, y, weight, len(normalized_shape), least, False)
+    inverse = (widen(input.detach()).square().mean(axes, keepdim=True) + least).rsqrt()
+    out: Tensor = Norm.apply(input, y, inverse, weight, len(normalized_shape), False)
     return out
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply"
 SPELLINGS |= {"subtract": "sub", "negative": "neg", "special_softmax": "softmax", "special_expit": "sigmoid"}
 IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "idiv": "div", "ipow": "pow"}
 OPERANDS = {"input": 0, "other": 1, "mat2": 1}
+COUNTED = words("layer_norm rms_norm linear")
 ROOT = "_vitreous_root"  # attribute of a tensor: the signal of which it is an elementwise function
 
 
@@ -69,6 +70,17 @@ class Table:
     repeats: bool = True  # rules treat a block that is run again alike: they count nothing, and ask for no origin
 
 
+class Way(NamedTuple):
+    """How a function is treated."""
+
+    name: str
+    fresh: Function  # its out-of-place form
+    inplace: bool
+    rule: Rule | None
+    noted: bool  # relevance that passes through is noted
+    plain: bool  # it is simply called
+
+
 class Rules(TorchFunctionMode):
     """Apply `table` to all functions of a signal, i.e. of tensors that depend on the image, not on parameters alone.
 
@@ -82,29 +94,40 @@ class Rules(TorchFunctionMode):
         self.unruled: dict[str, str] = {}
         self.entered: Tensor | None = None
         self._counts = {"norm": 0, "linear": 0}
+        self._ways: dict[Any, Way] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        way = self._ways.get(func) or self.way(func)
         args = tuple(map(constant, args))
         kwargs = {key: constant(value) for key, value in kwargs.items()} if kwargs else {}
+        if way.plain:
+            return func(*args, **kwargs)
         args, kwargs = positional(args, kwargs)
-        name, fresh, inplace = spelled(func)
         if self.entry is not None and self.entered is None:
-            self.look_for_entry(name, args)
-        ruled = name in self.table.rules
-        rule = self.table.rules[name] if ruled else None if name in self.table.plain else self.table.other
-        if rule is None or not any(map(carries, tensors_in((*args, *kwargs.values())))):
+            self.look_for_entry(way.name, args)
+        if way.rule is None or not any(map(carries, tensors_in((*args, *kwargs.values())))):
             out = func(*args, **kwargs)
-            if inplace:
+            if way.inplace:
                 set_root(args[0], None)
-        elif kwargs.pop("inplace", False) or inplace:
-            out = overwritten(args[0], rule(fresh, *args, **kwargs))
+        elif kwargs.pop("inplace", False) or way.inplace:
+            out = overwritten(args[0], way.rule(way.fresh, *args, **kwargs))
         else:
-            out = rule(fresh, *args, **kwargs)
-        if (name not in self.table.plain and not ruled) or name in self.table.noted:
-            self.note(name, out)
+            out = way.rule(way.fresh, *args, **kwargs)
+        if way.noted:
+            self.note(way.name, out)
         return out
+
+    def way(self, func: Any) -> Way:
+        """How a function is treated; found out when it is first called."""
+        (name, fresh, inplace), table = spelled(func), self.table
+        ruled = name in table.rules
+        rule = table.rules[name] if ruled else None if name in table.plain else table.other
+        noted = (name not in table.plain and not ruled) or name in table.noted
+        plain = rule is None and not noted and not inplace and (self.entry is None or name not in COUNTED)
+        self._ways[func] = Way(name, fresh, inplace, rule, noted, plain)
+        return self._ways[func]
 
     def look_for_entry(self, name: str, args: tuple[Any, ...]) -> None:
         """Count norms and linear layers as `Capture` does."""
