@@ -125,8 +125,9 @@ def explain_all(
 
     def run(part: slice) -> list[Attribution]:
         chosen = [target[part] if per_image(target) else target for target in targets]
-        views = Views.of(listed[part], wrapped, part.start)
-        return attributed(Trace(wrapped, listed[part], travelling.part(part)), chosen, views)
+        views, trace = Views.of(listed[part], wrapped, part.start), Trace(wrapped, listed[part], travelling.part(part))
+        trace.once = len(targets) == 1
+        return attributed(trace, chosen, views)
 
     alone = len(listed) == 1 or (declared is not None and declared.alone)
     size = 1 if alone else images_at_once(wrapped, listed, travelling)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitreous.models.model import Model
 from vitreous.types import Extent
 from vitreous.version import VERSION
 
+VERSION_OF = attrgetter("_version")
 CHANGED = "the weights have changed since the maps were made"
 
 
@@ -73,7 +75,7 @@ def state_of(model: Model) -> tuple[Any, ...]:
     """Changes when weights are changed in place (by an optimiser, load_state_dict, …) or moved to another type."""
     counted: list[Tensor]
     first, counted = model.facts.find("weights", lambda: weights_of(model))
-    return sum(tensor._version for tensor in counted), "" if first is None else str(first.dtype)
+    return sum(map(VERSION_OF, counted)), "" if first is None else str(first.dtype)
 
 
 def weights_of(model: Model) -> tuple[Tensor | None, list[Tensor]]:

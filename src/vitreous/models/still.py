@@ -35,19 +35,20 @@ def hold_still(net: nn.Module, lock: AbstractContextManager[Any], wrapped: bool,
     with lock, ExitStack() as stack:
         met: set[int] = set()
         compiled, hooked = wrapped, False
-        left = [net]
+        left: list[nn.Module | None] = [net]
         while left:
             module = left.pop()
-            if id(module) in met:
+            if module is None or id(module) in met:
                 continue
             met.add(id(module))
             own = module.__dict__  # asked directly: this walk is part of every run
             inner = own["_modules"]
             if inner:
-                left += [child for child in inner.values() if child is not None]
+                left.extend(inner.values())
+                compiled = compiled or "_orig_mod" in inner
             if own["_forward_hooks"] or own["_forward_pre_hooks"]:
                 hooked = True
-            if not inner and not own.get("training") and own.keys().isdisjoint(RARE):
+            if not own.get("training") and own.keys().isdisjoint(RARE):
                 continue
             compiled = compiled or is_compiled(module)
             hooked = hooked or not HOOKS.isdisjoint(own)

@@ -119,6 +119,8 @@ def as_images(images: Any, channels: int = 3, frames: int | None = None) -> Any:
 
 def as_inputs(model: Model, inputs: Any, count: int) -> Inputs:
     """What travels with so many images, checked."""
+    if inputs is None and not model.arguments.shared:
+        return Inputs(count)
     return model.arguments.check(inputs, count, torch.empty(0, device=model.device, dtype=model.dtype))
 
 

@@ -15,7 +15,8 @@ from vitreous.capture.attention import Attention
 from vitreous.capture.attention_backward import Follower
 from vitreous.trace.again import Within
 from vitreous.trace.last_block import narrowing
-from vitreous.trace.run import Batch, Finished, Run
+from vitreous.trace.perform import Batch
+from vitreous.trace.run import Finished, Run
 
 
 def is_big(trace: Batch) -> bool:

@@ -16,7 +16,8 @@ import torch
 from vitreous.capture.attention import near
 from vitreous.errors import ModelError
 from vitreous.models.kinds_of_module import is_compiled
-from vitreous.trace.run import NO_LAYER, Batch, Finished, Run
+from vitreous.trace.perform import Batch
+from vitreous.trace.run import NO_LAYER, Finished, Run
 from vitreous.trace.target import Class, Contrast, Each, Graded, Neuron, Numbered, Target, Top
 from vitreous.types import Images
 

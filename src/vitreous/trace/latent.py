@@ -31,7 +31,7 @@ from vitreous.models.output import Form
 from vitreous.models.survey_run import noise_images
 from vitreous.trace.block_outputs import block_outputs
 from vitreous.trace.latents import Latent, Latents
-from vitreous.trace.run import block_of
+from vitreous.trace.perform import block_of
 from vitreous.trace.target import Contrast
 from vitreous.trace.trace import Trace
 from vitreous.types import Extent, Images

@@ -163,6 +163,14 @@ def grads_under(trace: Trace, found: Ruled, target: Target, wrt: list[Tensor]) -
     return grads
 
 
+def only_grad_under(trace: Trace, found: Ruled, target: Target, wrt: Tensor) -> Tensor:
+    """The same of one tensor; a trace for one map does not keep the pass."""
+    grad = trace.only_grad(trace.score(target, found.run), wrt)
+    if found.rules is not None:
+        warn_of(found.rules, trace.facts, trace.model.name)
+    return grad
+
+
 def token_grads(trace: Trace, found: Ruled, target: Target, tokens: tuple[Tensor, ...]) -> list[Pair]:
     """Some of the tokens of the pass with their gradients, [B N D] (or [B h w D]), in one backward pass."""
     for one in tokens:

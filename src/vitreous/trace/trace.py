@@ -7,11 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitreous._support.noise import image_keys
 from vitreous.capture.attention import ROWS, Attention, widen
 from vitreous.capture.attention_backward import Follower
 from vitreous.capture.capture import Formed
@@ -24,7 +22,8 @@ from vitreous.models.readers import reader_weights
 from vitreous.trace.big import follow_big, is_big, sparing
 from vitreous.trace.crops import Crops
 from vitreous.trace.last_block import keeps_apart, narrowing
-from vitreous.trace.run import Batch, Finished, Narrow, Run, Stopped, block_of, gradients, is_followed, score_of
+from vitreous.trace.perform import Batch, block_of
+from vitreous.trace.run import Finished, Narrow, Run, Stopped, gradients, is_followed, score_of
 from vitreous.trace.shared import Shared, can_share, outputs, shared_by
 from vitreous.trace.target import Target
 from vitreous.types import HeadRows, Images, Map, Output, Row, Scores
@@ -85,9 +84,12 @@ class Trace(Batch):
     def release(self) -> None:
         """Let go of all forward passes; an output is kept, if there is no more to it that methods may ask for."""
         if can_share(self.model, self.layout) and not self.fresh:
-            self._record, self.shared = outputs(self.any_finished()), None
-            for passes in (self._cuts, self._followed, self._kept, self.ends):
-                passes.clear()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._record, self.shared = outputs(self.any_finished()), None
+        for passes in (self._cuts, self._followed, self._kept, self.ends):
+            passes.clear()
 
     @property
     def fresh(self) -> bool:
@@ -269,6 +271,13 @@ class Trace(Batch):
         record = run or self.differentiable()
         return gradients(self.score(target, record), [layer.node for layer in record.layers])
 
+    def only_grad(self, y: Scores, wrt: Tensor) -> Tensor:
+        """∂y with respect to a tensor; a trace for one map then lets go of its forward passes, but for the output."""
+        (found,) = gradients(y, [wrt], keep=not self.once)
+        if self.once:
+            self._let_go()
+        return found
+
     def followed(self, *, seen: bool = True) -> tuple[Finished, Follower]:
         """A forward pass whose backward visits A and ∂y/∂A of every layer; `seen`: also record the last attention."""
         if self.shared is not None:
@@ -299,7 +308,7 @@ class Trace(Batch):
         record, follower = self.followed(seen=False)
         if is_followed(record):
             follower.visitor = visit
-            gradients(self.score(target, record), [record.entry])
+            self.only_grad(self.score(target, record), record.entry)
             return
         for layer, grad in reversed(list(zip(record.layers, self.grads(target, record)))):
             visit(shown(layer, grad))
@@ -331,19 +340,9 @@ class Trace(Batch):
         if self.shared is not None:
             return self.shared.gradients(target).pixels
         record = self.pixels()
-        return gradients(self.score(target, record), [record.images])[0]
+        return self.only_grad(self.score(target, record), record.images)
 
     def from_pixels(self, images: Images) -> Finished:
         """A forward pass of one or more versions of the batch that is differentiable from the pixels on."""
         leaf, rows = images.detach().clone().requires_grad_(), list(range(len(self))) * (len(images) // len(self))
         return self.run(leaf, sparing(self, self.least(Run.from_pixels()).of(rows)))
-
-    # ------------------------------------------------------------------------------------------------- randomness
-
-    def generators(self, seed: int) -> list[torch.Generator]:
-        """One random stream per image."""
-        return [torch.Generator().manual_seed(key) for key in self.keys(seed).tolist()]
-
-    def keys(self, seed: int) -> Int[Tensor, "B"]:
-        """A random key per image that depends on the image and the seed, not on batch, device or precision."""
-        return image_keys(self.images, seed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import widen
 from vitreous.errors import Unsupported
-from vitreous.trace.ruled import Ruled, grads_under, ruled
+from vitreous.trace.ruled import Ruled, only_grad_under, ruled
 from vitreous.trace.rules.mode import Table
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
@@ -60,5 +60,5 @@ def image_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor
 
 
 def relevance_of(x: Tensor, trace: Trace, target: Target, found: Ruled) -> Tensor:
-    (grad,) = grads_under(trace, found, target, [x])
+    grad = only_grad_under(trace, found, target, x)
     return widen(x.detach()) * widen(grad)
