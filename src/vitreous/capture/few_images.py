@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitreous.capture.attention import ROWS, widen
+from vitreous.capture.attention import ROWS
 from vitreous.types import Heads, Keys, Weights
 
 LEAST = 2**16  # numbers in A of one image, for which a loop over images pays off
+WIDE = (torch.float32, torch.float64)
 KEPT = 2**21  # numbers in A of all images that a forward pass keeps, at most, for each layer
 
 
@@ -66,4 +67,4 @@ def one_by_one(q: Heads, k: Keys) -> bool:
 
 def is_plain(q: Heads, k: Keys) -> bool:
     """Whether A of an image is formed in one piece, on a CPU, in the precision of the model."""
-    return q.shape[2] <= ROWS and not q.is_cuda and widen(q).dtype is q.dtype is k.dtype
+    return q.dtype is k.dtype and q.dtype in WIDE and not q.is_cuda and q.shape[2] <= ROWS

@@ -47,10 +47,12 @@ class Event(NamedTuple):
 class Span:
     """What happens right before and right after an attention that a module computes.
 
+    `rewritten`: rules need `Capture`, which marks its softmax, or shows the attention inside nn.MultiheadAttention.
     `counts`: how many norms and linear layers were called until it ends.
     """
 
     module: str
+    rewritten: bool
     begins: Event
     ends: Event
     counts: Mapping[str, int]
@@ -110,7 +112,7 @@ class ModuleEvents(ExitStack):
         """Called for each attention. One that the network multiplies itself begins with its module."""
         begins = Event(call.name, True) if call.door == "eager" else self.last
         alone = not self._open and call.parts == 1
-        self.spans.append(Span(call.name, begins, Event("", False), {}) if alone else None)
+        self.spans.append(Span(call.name, call.door != "sdpa", begins, Event("", False), {}) if alone else None)
         self._open = True
 
     def sights(self, steady: bool) -> Sights | None:
@@ -188,7 +190,8 @@ class Pauses:
         number, inside = part // 2, part % 2 == 1
         outside = part in (0, 2 * self.count)
         narrowed = number == self.last
-        seen = outside or narrowed or (inside and self.seen.needs(number))
+        needed = inside and (self.seen.needs(number) or (self.below > 0 and self.sights.spans[number].rewritten))
+        seen = outside or narrowed or needed
         cut = self.cut is not None and 2 * self.at <= part <= 2 * self.at + self.cut.further
         each = (self.seen, seen), (self.narrowed, narrowed), (self.cut, cut)
         return [mode for mode, on in each if mode is not None and on]

@@ -27,7 +27,7 @@ from vitreous.trace.big import is_big, sparing
 from vitreous.trace.last_block import narrowing
 from vitreous.trace.rules.constants import Constants
 from vitreous.trace.rules.mode import Rules, Table, carries, warn_of
-from vitreous.trace.run import Finished, Narrow, Run, gradients
+from vitreous.trace.run import Finished, Run, gradients
 from vitreous.trace.target import Target
 from vitreous.trace.trace import Trace
 from vitreous.types import Row
@@ -110,24 +110,24 @@ def ruled(
     full = whole and narrow is not None
     spare = not (seen or constants) and (table is None or table.repeats) and is_big(trace)
     name = f"{'plain' if table is None else table.name}, whole={full}, constants={constants}, spare={spare}"
+    how = Run.from_pixels().narrowed(None if full else narrow)
+    how = how.unseen() if trace.once and not seen else how  # else, another method may need the attention
 
     def make() -> tuple[Finished, Ruled]:
-        made = run_ruled(trace, table, None if full else narrow, Constants() if constants else None, spare)
+        made = run_ruled(trace, table, how, Constants() if constants else None, spare)
         return made.run, made
 
     kept: Ruled = trace.kept(name, make)[1]
     return kept
 
 
-def run_ruled(
-    trace: Trace, table: Table | None, narrow: Narrow | None, constants: Constants | None, spare: bool
-) -> Ruled:
+def run_ruled(trace: Trace, table: Table | None, how: Run, constants: Constants | None, spare: bool) -> Ruled:
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     blocks = layout.blocks or layout.flat_blocks
     has_blocks = bool(blocks) and len(blocks) == layout.layers
     found_in = trace.model.module.get_submodule
     stream = Stream([found_in(block) for block in blocks] if has_blocks else [], constants)
-    how = Run.from_pixels().narrowed(narrow).inside(stream.watched).of(range(len(trace)))
+    how = how.inside(stream.watched).of(range(len(trace)))
     with mode(trace, table, has_blocks) as rules, constants or nullcontext():
         record = trace.run(images, sparing(trace, how, lambda: rules or nullcontext()) if spare else how)
     found = stream.entering.get(0)
@@ -140,7 +140,7 @@ def run_ruled(
         tuple(stream.entering[i] for i in every),
         tuple(stream.leaving[i] for i in every),
         found if carries(found) else None,
-        narrow is not None,
+        how.narrow is not None,
         constants,
     )
 
