@@ -59,7 +59,7 @@ def name(net: nn.Module) -> str:
 
 def labels(net: nn.Module) -> Mapping[int, str]:
     """Those it states, or ImageNet's, if the count and the name of the weights point to one of its subsets."""
-    from timm.data import ImageNetInfo, infer_imagenet_subset
+    from timm.data import infer_imagenet_subset
 
     count: Any = getattr(net, "num_classes", None)
     stated = stated_labels(net.pretrained_cfg)
@@ -68,8 +68,16 @@ def labels(net: nn.Module) -> Mapping[int, str]:
     subset = infer_imagenet_subset(net) if count else None
     if not subset:
         return {}
+    return dict(zip(range(count), imagenet_labels(subset)))
+
+
+@cache
+def imagenet_labels(subset: str) -> tuple[str, ...]:
+    """The classes of a subset of ImageNet; reading them takes as long as a forward pass."""
+    from timm.data import ImageNetInfo
+
     info = ImageNetInfo(subset)
-    return {index: info.index_to_description(index) for index in range(count)}
+    return tuple(info.index_to_description(index) for index in range(info.num_classes()))
 
 
 def stated_labels(config: Any) -> dict[int, str]:
