@@ -25,7 +25,7 @@ FUSED = (torch.float16, torch.bfloat16)  # not float32, for which tensor cores a
 WIDEST = 128  # maximum width of a head
 ROWS = 512  # rows of A that are formed at a time
 CACHE = 2**20  # bytes of A that are formed at a time on a CPU
-MOST = 2**22  # the same of one image, of which at least so many rows:
+MOST = 2**21  # the same of one image, of which at least so many rows:
 LEAST = 32
 
 

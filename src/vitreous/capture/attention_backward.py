@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, widen
 from vitreous.capture.few_images import OneImage, attend, few_images, keeps, one_by_one
-from vitreous.capture.shown import Chunks, Rows, Shown, Visitor, pass_by, shown
+from vitreous.capture.shown import Chunks, Shown, Visitor, pass_by, shown
 from vitreous.capture.source import Places, source_of
 from vitreous.types import Weights
 
@@ -146,22 +146,21 @@ def by_pieces(
     ctx: Any, inputs: list[Tensor], out: Tensor, bias: Tensor | None, kept: Weights | None, grad: Tensor
 ) -> tuple[Tensor, ...]:
     """Visit the layer a few images and rows at a time; ∂y/∂Q, ∂y/∂K and ∂y/∂V, unless nothing needs them."""
-    q, k, v, dout = (widen(t).contiguous() for t in (*inputs, grad))
-    scaled = q * ctx.scale
-    inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
+    q, k, v = inputs
     found: list[tuple[Tensor, ...]] = []  # by slices of images
 
     def chunks() -> Chunks:
-        for images, part in Attention("", "", out, v, scaled, k, 1.0, bias, kept).pieces():
-            sums = Sums(scaled[images], k[images], inner[images])
+        for images, part in Attention("", "", out, v, q, k, ctx.scale, bias, kept).pieces():
+            part.k, part.v = widen(k[images]).contiguous(), widen(v[images]).contiguous()
+            sums = Sums(ctx.scale, part.k)
             for rows, a in part.chunks():
-                along = dout[images, :, rows]
+                along = widen(grad[images, :, rows])
                 product = (along @ part.v.mT).mul_(a)
                 yield images, (rows if ctx.only is None else ctx.only[rows]), a, product
                 if not ctx.end:
-                    sums.add(rows, a, product, along)
+                    sums.add(a, product, along, q[images, :, rows], out[images, :, rows])
             if not ctx.end:
-                found.append(sums.result(ctx.scale))
+                found.append(sums.result())
 
     ctx.follower.visitor(Shown(chunks()))
     whole = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found))
@@ -189,21 +188,22 @@ class Watched(torch.autograd.Function):
 class Sums:
     """∂y/∂Q, ∂y/∂K and ∂y/∂V, accumulated by rows of A."""
 
-    def __init__(self, q: Tensor, k: Tensor, inner: Tensor) -> None:
-        self.q, self.k, self.inner = q, k, inner
+    def __init__(self, scale: float, k: Tensor) -> None:
+        self.scale, self.k = scale, k
         self.dq: list[Tensor] = []
         self.dk: Tensor | None = None
         self.dv: Tensor | None = None
 
-    def add(self, rows: Rows, a: Tensor, product: Tensor, dout: Tensor) -> None:
-        dscores = product.addcmul_(a, self.inner[:, :, rows], value=-1)  # A·(∂y/∂A − Σ A·∂y/∂A)
-        self.dq.append(dscores @ self.k)
-        self.dk = plus(self.dk, dscores.mT @ self.q[:, :, rows])
+    def add(self, a: Tensor, product: Tensor, dout: Tensor, q: Tensor, out: Tensor) -> None:
+        inner = (widen(out) * dout).sum(-1, keepdim=True)  # Σ_j A_ij ∂y/∂A_ij = O_i · ∂y/∂O_i
+        dscores = product.addcmul_(a, inner, value=-1)  # A·(∂y/∂A − Σ A·∂y/∂A)
+        self.dq.append((dscores @ self.k).mul_(self.scale).to(q.dtype))
+        self.dk = plus(self.dk, dscores.mT @ (widen(q) * self.scale))
         self.dv = plus(self.dv, a.mT @ dout)
 
-    def result(self, scale: float) -> tuple[Tensor, ...]:
+    def result(self) -> tuple[Tensor, ...]:
         assert self.dk is not None and self.dv is not None
-        return torch.cat(self.dq, 2).mul_(scale), self.dk, self.dv
+        return torch.cat(self.dq, 2), self.dk, self.dv
 
 
 def plus(total: Tensor | None, part: Tensor) -> Tensor:
