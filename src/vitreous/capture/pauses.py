@@ -157,13 +157,13 @@ class Pauses:
     def __enter__(self) -> Pauses:
         self.below = torch._C._len_torch_function_stack() - len(self.all)
         needed = [self.needed(part) for part in range(2 * self.count + 1)]
+        changes = [not needed[i] == needed[i + 1] == needed[i + 2] for i in range(0, 2 * self.count, 2)] + [False]
         for number, span in enumerate(self.sights.spans):
-            before, inside, behind = needed[2 * number : 2 * number + 3]
-            if before == inside == behind:
-                continue  # nothing changes here
-            self.expected = number + 1
-            self.at_event(span.begins, partial(self.begin, number, inside))
-            self.at_event(span.ends, partial(self.end, number, behind))
+            if changes[number]:
+                self.expected = number + 1
+                self.at_event(span.begins, partial(self.begin, number, needed[2 * number + 1]))
+            if changes[number] or changes[number + 1]:  # before a change, the order is checked
+                self.at_event(span.ends, partial(self.end, number, needed[2 * number + 2]))
         if self.cut is not None and 0 < self.at:
             self.cut.count_from(self.sights.spans[self.at - 1].counts)
         self.replace(needed[0])
@@ -210,7 +210,7 @@ class Pauses:
             torch._C._push_on_torch_function_stack(mode)
 
     def begin(self, number: int, inside: list[TorchFunctionMode], *_: Any) -> None:
-        if number < self.left:
+        if number != self.left:
             raise Lost
         self.seen.seen, self.seen.module = number, self.sights.spans[number].module
         self.switch(inside)
