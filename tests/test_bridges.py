@@ -370,6 +370,6 @@ def test_a_metric_of_captum() -> None:
 def test_a_metric_of_quantus() -> None:
     quantus = pytest.importorskip("quantus", reason="this needs pip install 'vitreous[bench]'")
     metric = quantus.FaithfulnessCorrelation(nr_runs=4, subset_size=64, disable_warnings=True, return_aggregate=False)
-    given = {"model": net(), "x_batch": images().numpy(), "y_batch": np.array([3, 1]), "device": "cpu"}
+    given = {"model": net().eval(), "x_batch": images().numpy(), "y_batch": np.array([3, 1]), "device": "cpu"}
     found = metric(**given, explain_func=quantus_explain, explain_func_kwargs={"method": "gae", "start_layer": 1})
     assert len(found) == 2 and np.isfinite(found).all()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import Model, Trace
+from vitreous.capture.capture import ModuleNames
 from vitreous.errors import Unsupported
 from vitreous.methods.attention_gradient.transformer_attribution import relevances
 from vitreous.methods.lrp.propagate import token_relevance
@@ -149,7 +150,7 @@ def test_transformer_attribution_in_plain_matrices(written_out: Any, start_layer
 def under(table: Table, function: Any, *inputs: Tensor, seed: int = 0) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """y under a table, the gradients of Σ y·g, and g."""
     leaves = [x.clone().requires_grad_() for x in inputs]
-    with Rules(table, {}):
+    with Rules(table, ModuleNames(None)):
         y = function(*leaves)
     g = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=y.dtype)
     return y, torch.autograd.grad(y, leaves, g), g
@@ -444,7 +445,7 @@ def carried(function: Any, *inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...],
     """z, the relevance of the inputs, and that of z."""
     chefer = Chefer(1, 0)
     leaves = [x.clone().requires_grad_() for x in inputs]
-    with Rules(chefer.table, {}):
+    with Rules(chefer.table, ModuleNames(None)):
         z = function(*leaves)
     r = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=z.dtype)
     gradient = torch.autograd.grad(z, leaves, r, retain_graph=True)
@@ -474,7 +475,7 @@ def test_linear_layers_count_what_raises_an_output(function: Any) -> None:
 
 def test_linear_layers_read_few_rows() -> None:
     chefer, x = Chefer(1, 0), X.clone().requires_grad_()
-    with Rules(chefer.table, {}):
+    with Rules(chefer.table, ModuleNames(None)):
         z = F.linear(x, W, BIAS)
     r = torch.zeros_like(z)
     r[3] = 1.0
@@ -517,7 +518,7 @@ def test_an_attention_is_two_products_and_a_softmax(masked: str, dtype: torch.dt
     given = {"is_causal": True} if masked == "causal" else {"attn_mask": some(5, 5)} if masked == "additive" else {}
     inputs, options = [t.to(dtype) for t in (q, k, v)], {n: o if o is True else o.to(dtype) for n, o in given.items()}
     chefer, leaves = Chefer(2, 0), [t.clone().requires_grad_() for t in inputs]
-    with Rules(chefer.table, {}):
+    with Rules(chefer.table, ModuleNames(None)):
         out = F.scaled_dot_product_attention(*leaves, **options)
     r = some(*out.shape).to(dtype)
     gradient = torch.autograd.grad(out, leaves, r, retain_graph=True)

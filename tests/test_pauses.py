@@ -77,7 +77,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize(("method", "share"), [("rollout", 0.25), ("gae", 0.3), ("cdam", 0.25), ("gradient", 0.35)])
+@pytest.mark.parametrize(("method", "share"), [("rollout", 0.3), ("gae", 0.4), ("cdam", 0.35), ("gradient", 0.5)])
 def test_fewer_functions_are_watched(method: str, share: float, counted: dict[str, int]) -> None:
     model = Model(zoo.timm("vit_tiny_patch16_224", depth=12)().eval())
     explained(model, "timm ViT", method)

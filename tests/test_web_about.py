@@ -13,16 +13,18 @@ from fastapi.testclient import TestClient
 from vitreous import METHODS, METRICS
 from vitreous.web import about
 from vitreous.web.app import inner_app
+from vitreous.web.engine import Engine
 from vitreous.web.limits import Limits
 
 ALL = [*(("methods", name) for name in METHODS), *(("metrics", name) for name in METRICS)]
 MATHS = {"math", "mi", "mo", "mn", "mtext", "mrow", "mspace", "msub", "msup", "msubsup", "mfrac", "msqrt", "mover"}
 
 
-class Idle:
+class Idle(Engine):
     """An engine that computes nothing."""
 
-    limits = Limits()
+    def __init__(self) -> None:
+        self.limits = Limits()
 
     def close(self) -> None:
         pass
@@ -30,7 +32,7 @@ class Idle:
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    return TestClient(inner_app(Idle()))  # type: ignore[arg-type]
+    return TestClient(inner_app(Idle()))
 
 
 def names(tree: list[Any]) -> set[str]:

@@ -225,13 +225,9 @@ def is_whole(values: Tensor) -> bool:
 
 
 def check_values(images: Tensor, steps: Callable[[], Preprocess], name: str) -> None:
-    """Refuse NaN and infinite values; warn of a float tensor that counts as preprocessed but is not.
-
-    The warning names the line of the caller.
-    """
+    """Refuse NaN and infinity; warn, at the line of the caller, of floats that count as preprocessed but are not."""
     low, high = (float(end) for end in images.detach().aminmax())  # NaN if there is one
-    refuse_infinite(low)
-    refuse_infinite(high)
+    refuse_infinite(high if math.isfinite(low) else low)
     if not 0 <= low < high <= 255:
         return
     with suppress(ModelError):  # without a preprocessing nothing is known

@@ -76,17 +76,7 @@ def watched(
         stack.enter_context(how.within())
         if how.grad and layout.decoder is not None:
             stack.enter_context(learning(model.module))
-        if how.enter is not None:
-            stack.enter_context(entering(block_of(model, layout, how.layer or 0), how.enter))
-        if how.leave is not None:
-            last, times = block_of(model, layout, layout.layers - 1), layout.blocks.count(layout.blocks[-1])
-            stack.callback(leaving(last, times, how.leave).remove)
-        if how.extend is not None:
-            if layout.blocks_since(0) == layout.layers:
-                blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
-            else:
-                blocks = [model.module.get_submodule(name) for name in layout.blocks]
-            stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
+        stack.enter_context(with_other_tokens(model, layout, how, count))
         most = layout.calls if how.ends and not still.hooked else None
         stack.enter_context(suppress(Enough))
         rest: dict[str, Any] = {"forms": how.forms, "change": how.change}
@@ -119,6 +109,23 @@ def watched(
         decoded=tuple(call for call in seen.calls if layout.decoder is not None and layout.decoder.holds(call)),
         leaf=None if cut is None else cut.leaf,
     )
+
+
+def with_other_tokens(model: Model, layout: Layout, how: Run, count: int) -> ExitStack:
+    """A context in which tokens are changed where they enter or leave blocks, and rows appended, if this is asked."""
+    stack = ExitStack()
+    if how.enter is not None:
+        stack.enter_context(entering(block_of(model, layout, how.layer or 0), how.enter))
+    if how.leave is not None:
+        last, times = block_of(model, layout, layout.layers - 1), layout.blocks.count(layout.blocks[-1])
+        stack.callback(leaving(last, times, how.leave).remove)
+    if how.extend is not None:
+        if layout.blocks_since(0) == layout.layers:
+            blocks = [block_of(model, layout, i) for i in range(how.extend_since, layout.layers)]
+        else:
+            blocks = [model.module.get_submodule(name) for name in layout.blocks]
+        stack.enter_context(extending(model.name, blocks, layout.batch_axis, how.extend, count))
+    return stack
 
 
 def pausing(

@@ -274,7 +274,7 @@ class Jobs:
         mean = sum(lately) / len(lately) if lately else None
         told = [(one.progress or {}).get("seconds_left", mean) for one in before[:1]] + [mean] * len(before[1:])
         known = [seconds for seconds in told if seconds is not None]
-        return round(sum(known), 1) if len(known) == len(told) else None
+        return round(float(sum(known)), 1) if len(known) == len(told) else None
 
     def find(self, job: str) -> Job:
         found = self.known.get(job)

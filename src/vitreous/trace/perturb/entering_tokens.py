@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitreous._support.memory import batch_size, in_batches
@@ -28,7 +28,9 @@ class Entering:
     place of the variants up to that block.
     """
 
-    def __init__(self, trace: Trace, carrier: Images, tokens: Tokens | None = None, first: int = 0) -> None:
+    def __init__(
+        self, trace: Trace, carrier: Images, tokens: Float[Tensor, "images N D"] | None = None, first: int = 0
+    ) -> None:
         self.axis, self.carrier, self.first = trace.batch_axis, carrier, first
         self.table = None if tokens is None else Table(tokens.flatten(0, 1))
         self.shared: Shared = {}
