@@ -7,6 +7,7 @@ CPU, small A are kept by the forward pass, since it takes longer to form them ag
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, fusible, rows_of, run_of, widen
-from vitreous.capture.few_images import OneImage, attend, few_images, keeps, one_by_one
+from vitreous.capture.few_images import OneImage, at, attend, few_images, keeps, one_by_one
 from vitreous.capture.shown import Chunks, Shown, Visitor, pass_by, shown
 from vitreous.capture.source import Places, source_of
 from vitreous.types import Weights
@@ -126,19 +127,18 @@ def few_at_a_time(
 ) -> Chunks:
     """A and A ⊙ ∂y/∂A of a few images at a time; ∂y/∂Q, ∂y/∂K and ∂y/∂V are written to `found`."""
     q, k, v = inputs
-    weights = OneImage(q, k, ctx.scale, bias).weights if kept is None else kept.__getitem__
+    weights = OneImage(q, k, ctx.scale, bias).weights if kept is None else partial(at, kept)
     product = None
     for part in few_images(len(q), alone=kept is None):
-        a = weights(part)
+        a, along = weights(part), at(dout, part)
         product = torch.empty_like(a) if product is None else product
-        along = dout[part]
-        torch.matmul(along, v[part].mT, out=product).mul_(a)
+        torch.matmul(along, at(v, part).mT, out=product).mul_(a)
         yield part, slice(None) if ctx.only is None else ctx.only, a, product
         if not ctx.end:
-            dq, dk, dv = (t[part] for t in found)
-            product.addcmul_(a, (out[part] * along).sum(-1, keepdim=True), value=-1)  # as in `Sums`
-            torch.mul(product @ k[part], ctx.scale, out=dq)
-            torch.mul(product.mT @ q[part], ctx.scale, out=dk)
+            dq, dk, dv = (at(t, part) for t in found)
+            product.addcmul_(a, (at(out, part) * along).sum(-1, keepdim=True), value=-1)  # as in `Sums`
+            torch.mul(product @ at(k, part), ctx.scale, out=dq)
+            torch.mul(product.mT @ at(q, part), ctx.scale, out=dk)
             dv.copy_(a.mT @ along)
 
 

@@ -28,17 +28,26 @@ class OneImage:
 
     def weights(self, part: slice) -> Float[Tensor, "1 H N M"]:
         """A of this image, until the next is asked for."""
-        image = part.start
+        image = part.start or 0
         torch.baddbmm(self.scores, self.q[image], self.k[image].mT, beta=0, alpha=self.scale, out=self.scores)
         if self.bias is not None:
             self.scores += self.bias[image if len(self.bias) > 1 else 0]
         return torch.softmax(self.scores, -1, out=self.a)[None]
 
 
+ALL = slice(None)
+
+
 def few_images(count: int, alone: bool = False) -> list[slice]:
     """The images in the order in which they are worked on."""
-    size = 1 if alone or torch.get_num_threads() == 1 else count
-    return [slice(start, start + size) for start in range(0, count, size)]
+    if count > 1 and (alone or torch.get_num_threads() == 1):
+        return [slice(image, image + 1) for image in range(count)]
+    return [ALL]
+
+
+def at(values: Tensor, part: slice) -> Tensor:
+    """The values of these images; of all, without a view of them."""
+    return values if part is ALL else values[part]
 
 
 def attend(q: Heads, k: Keys, v: Keys, scale: float) -> tuple[Weights, Heads]:

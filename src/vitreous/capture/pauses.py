@@ -190,8 +190,9 @@ class Pauses:
         number, inside = part // 2, part % 2 == 1
         outside = part in (0, 2 * self.count)
         narrowed = number == self.last
-        needed = inside and (self.seen.needs(number) or (self.below > 0 and self.sights.spans[number].rewritten))
-        seen = outside or narrowed or needed
+        rewritten = not outside and self.sights.spans[number].rewritten
+        needed = inside and (self.seen.needs(number) or (self.below > 0 and rewritten))
+        seen = outside or needed or (narrowed and rewritten)
         cut = self.cut is not None and 2 * self.at <= part <= 2 * self.at + self.cut.further
         each = (self.seen, seen), (self.narrowed, narrowed), (self.cut, cut)
         return [mode for mode, on in each if mode is not None and on]
