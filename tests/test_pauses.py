@@ -206,6 +206,18 @@ def test_a_replaced_module_is_noticed() -> None:
     torch.testing.assert_close(found, vitreous.explain(Model(net), images, "attention", 1, across="mean").map)
 
 
+def test_a_module_that_is_no_longer_there() -> None:
+    net = zoo.ZOO["timm ViT"].make().eval()
+    model, images = Model(net), zoo.images("timm ViT")
+    vitreous.explain(model, images, "attention", 1)
+    model.facts.find("modules around attention", dict).clear()  # as if they had not been looked up yet
+    net.blocks[1].attn = Failing(net.blocks[1].attn)  # whose parts have other names now
+    found = vitreous.explain(model, images, "attention", 1, across="mean").map
+    assert model.facts.knows(THROUGHOUT)
+    torch.testing.assert_close(found, vitreous.explain(Model(net), images, "attention", 1, across="mean").map)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
 class PartlyFrozen(nn.Module):
     """Computes a block under `torch.no_grad`."""
 

@@ -170,8 +170,7 @@ class Pauses:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for hooks in self.hooks:
-            del hooks[self]
+        self.remove_hooks()
         self.replace(self.all)
         if error[0] is None and self.left < self.expected:
             raise Lost
@@ -180,10 +179,18 @@ class Pauses:
         """Add a hook; not by torch's function for it, which takes five times as long."""
         module = self.modules.get(event.module)
         if module is None:
-            module = self.modules[event.module] = self.net.get_submodule(event.module)
+            try:
+                module = self.modules[event.module] = self.net.get_submodule(event.module)
+            except AttributeError:  # the network was changed
+                self.remove_hooks()
+                raise Lost from None
         hooks: dict[Any, Any] = module._forward_pre_hooks if event.enters else module._forward_hooks
         hooks[self] = own_thread(act)
         self.hooks.append(hooks)
+
+    def remove_hooks(self) -> None:
+        for hooks in self.hooks:
+            del hooks[self]
 
     def needed(self, part: int) -> list[TorchFunctionMode]:
         """The modes of a part of the run: 0 before the first attention, 1 in it, 2 behind it, and so on."""
