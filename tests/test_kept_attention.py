@@ -78,7 +78,7 @@ def test_a_large_a_is_not_kept() -> None:
 
 def test_kept_attention_is_that_of_the_kernel(threads: int) -> None:
     random = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(3, 2, 17, 8, generator=random) for _ in range(3))
+    q, k, v = (torch.randn(3, 2, 17, width, generator=random) for width in (8, 8, 5))  # values of another width
     a, out = few_images.attend(q, k, v, 0.3)
     torch.testing.assert_close(a, (0.3 * q @ k.mT).softmax(-1))
     torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3))

@@ -16,6 +16,7 @@ from vitreous.types import Heads, Keys, Weights
 LEAST = 2**16  # numbers in A of one image, for which a loop over images pays off
 WIDE = (torch.float32, torch.float64)
 KEPT = 2**21  # numbers in A of all images that a forward pass keeps, at most, for each layer
+ALL = slice(None)
 
 
 class OneImage:
@@ -35,9 +36,6 @@ class OneImage:
         return torch.softmax(self.scores, -1, out=self.a)[None]
 
 
-ALL = slice(None)
-
-
 def few_images(count: int, alone: bool = False) -> list[slice]:
     """The images in the order in which they are worked on."""
     if count > 1 and (alone or torch.get_num_threads() == 1):
@@ -54,7 +52,7 @@ def attend(q: Heads, k: Keys, v: Keys, scale: float) -> tuple[Weights, Heads]:
     """A and O of all images."""
     parts = few_images(len(q))
     if len(parts) > 1:
-        a, out = q.new_empty(*q.shape[:3], k.shape[2]), torch.empty_like(q)
+        a, out = q.new_empty(*q.shape[:3], k.shape[2]), q.new_empty(*q.shape[:3], v.shape[3])
         for part in parts:
             scores = torch.matmul(q[part] * scale, k[part].mT, out=a[part])
             out[part] = torch.softmax(scores, -1, out=scores) @ v[part]
