@@ -136,7 +136,7 @@ def few_at_a_time(
         yield part, slice(None) if ctx.only is None else ctx.only, a, product
         if not ctx.end:
             dq, dk, dv = (at(t, part) for t in found)
-            product.addcmul_(a, (at(out, part) * along).sum(-1, keepdim=True), value=-1)  # as in `Sums`
+            product.addcmul_(a, product.sum(-1, keepdim=True), value=-1)  # A·(∂y/∂A − Σ A·∂y/∂A)
             torch.mul(product @ at(k, part), ctx.scale, out=dq)
             torch.mul(product.mT @ at(q, part), ctx.scale, out=dk)
             dv.copy_(a.mT @ along)

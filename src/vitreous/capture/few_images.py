@@ -57,8 +57,9 @@ def attend(q: Heads, k: Keys, v: Keys, scale: float) -> tuple[Weights, Heads]:
             scores = torch.matmul(q[part] * scale, k[part].mT, out=a[part])
             out[part] = torch.softmax(scores, -1, out=scores) @ v[part]
         return a, out
-    scores = (q * scale) @ k.mT
-    a = torch.softmax(scores, -1, out=scores)
+    scores = q.new_empty(q.shape[:2].numel(), q.shape[2], k.shape[2])
+    torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale, out=scores)
+    a = torch.softmax(scores, -1, out=scores).view(*q.shape[:3], -1)
     return a, a @ v
 
 

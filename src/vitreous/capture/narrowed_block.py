@@ -73,6 +73,7 @@ class NarrowedBlock(TorchFunctionMode):
         super().__init__()
         self.block, self.read, self.tokens, self.axis, self.fold, self.show = block, read, tokens, axis, fold, show
         self.linears: list[Linear] = []  # linear layers of the block before its attention
+        self.left = 0  # how many of them are still to come, if they are folded
         self.x: Tokens | None = None  # their input
         inside = [token - prefix for token in read if prefix <= token < prefix + patches]
         self.rows = {patches: inside, tokens: read}
@@ -102,7 +103,7 @@ class NarrowedBlock(TorchFunctionMode):
             return self.attend(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self.multi_head(func, args, kwargs)
-        if func is F.linear and self.fold is not None and self.state == "whole":
+        if func is F.linear and self.fold is not None and self.left > 0:
             return self.linear(*linear_parts(*args, **kwargs))
         if func in MATMUL and is_weights(soft_of(operands(func, args, kwargs)[0])):
             return self.product(func, *operands(func, args, kwargs))
@@ -111,10 +112,11 @@ class NarrowedBlock(TorchFunctionMode):
     def enter(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run all tokens up to the attention, then continue with those that are used."""
         self.state = "whole"
+        self.left = before = 0 if self.fold is None else max(self.fold.calls) + 1
         try:
             block.forward(*args, **kwargs)
         except Reached:
-            self.state = "read"
+            self.state, self.left = "read", before
             return tuple(map(self.narrow, args)), {name: self.narrow(value) for name, value in kwargs.items()}
         raise Unsupported("the last block shows no attention")
 
@@ -156,8 +158,10 @@ class NarrowedBlock(TorchFunctionMode):
     ) -> Heads:
         """Attention of the used queries to the keys of all tokens."""
         if self.fold is not None and self.state == "read":
+            self.left = 0
             width, scale = query.shape[-1], options.get("scale", rest[2] if len(rest) > 2 else None)
-            return self.folded(query.shape[1], width, width**-0.5 if scale is None else scale)
+            with torch._C.DisableTorchFunction():  # what follows is not the network's: modes below need not see it
+                return self.folded(query.shape[1], width, width**-0.5 if scale is None else scale)
         query, key, value, mask = self.attention(query, key, value, attn_mask)
         asking = query[..., run_of(self.read), :]
         setattr(asking, WHOLE, (query, mask, self.read))
@@ -179,12 +183,13 @@ class NarrowedBlock(TorchFunctionMode):
         return func(part, v)  # type: ignore[no-any-return]
 
     def linear(self, x: Tokens, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear layer before the attention: noted instead of computed for all tokens."""
-        assert self.fold is not None
-        self.x = x
-        self.linears.append((weight, bias))
-        if len(self.linears) > max(self.fold.calls):
-            raise Reached
+        """A linear layer before the attention: noted instead of computed, the first time for all tokens."""
+        self.left -= 1
+        if self.state == "whole":
+            self.x = x
+            self.linears.append((weight, bias))
+            if not self.left:
+                raise Reached
         return x.new_empty(*x.shape[:-1], len(weight))
 
     def folded(self, heads: int, width: int, scale: float) -> Heads:

@@ -14,12 +14,12 @@ these come in another order, or without an attention between them, raises `Lost`
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -130,7 +130,7 @@ class ModuleEvents(ExitStack):
 class Pauses:
     """A context, entered after the modes of a run, in which these pause.
 
-    `last`: the attention that a narrowed block belongs to. `at`: the attention before which gradients begin.
+    `block`: the name of a narrowed block, and `last`: its attention. `at`: the attention before which gradients begin.
     `modules`: those of the network that were looked up before, by name.
     """
 
@@ -141,16 +141,17 @@ class Pauses:
         sights: Sights,
         seen: Capture,
         narrowed: TorchFunctionMode | None,
+        block: str,
         last: int,
         cut: CutAt | None,
         at: int,
     ) -> None:
         self.net, self.modules, self.sights, self.count = net, modules, sights, len(sights.spans)
-        self.seen, self.narrowed, self.last, self.cut, self.at = seen, narrowed, last, cut, at
+        self.seen, self.narrowed, self.block, self.last, self.cut, self.at = seen, narrowed, block, last, cut, at
         self.all = [mode for mode in (seen, narrowed, cut) if mode is not None]
         self.on = self.all  # the modes that are active, the innermost first
         self.below = 0  # how many others there are
-        self.hooks: list[dict[Any, Any]] = []  # where a hook of ours is
+        self.hooks: list[tuple[OrderedDict[Any, Any], tuple[int, int]]] = []  # where a hook of ours is, by which key
         self.left = 0  # the attentions before this one have ended
         self.expected = 0  # the attentions before this one must end
 
@@ -164,6 +165,9 @@ class Pauses:
                 self.at_event(span.begins, partial(self.begin, number, needed[2 * number + 1]))
             if changes[number] or changes[number + 1]:  # before a change, the order is checked
                 self.at_event(span.ends, partial(self.end, number, needed[2 * number + 2]))
+        if self.narrowed is not None:
+            within = self.needed(2 * self.last, True)
+            self.at_event(Event(self.block, True), lambda *_: self.switch(within), first=True)
         if self.cut is not None and 0 < self.at:
             self.cut.count_from(self.sights.spans[self.at - 1].counts)
         self.replace(needed[0])
@@ -175,8 +179,8 @@ class Pauses:
         if error[0] is None and self.left < self.expected:
             raise Lost
 
-    def at_event(self, event: Event, act: Callable[..., None]) -> None:
-        """Add a hook; not by torch's function for it, which takes five times as long."""
+    def at_event(self, event: Event, act: Callable[..., None], first: bool = False) -> None:
+        """Add a hook, possibly before all others; not by torch's function for it, which takes five times as long."""
         module = self.modules.get(event.module)
         if module is None:
             try:
@@ -184,19 +188,25 @@ class Pauses:
             except AttributeError:  # the network was changed
                 self.remove_hooks()
                 raise Lost from None
-        hooks: dict[Any, Any] = module._forward_pre_hooks if event.enters else module._forward_hooks
-        hooks[self] = own_thread(act)
-        self.hooks.append(hooks)
+        hooks = cast("OrderedDict[Any, Any]", module._forward_pre_hooks if event.enters else module._forward_hooks)
+        key = (id(self), len(self.hooks))
+        hooks[key] = own_thread(act)
+        if first:
+            hooks.move_to_end(key, last=False)
+        self.hooks.append((hooks, key))
 
     def remove_hooks(self) -> None:
-        for hooks in self.hooks:
-            del hooks[self]
+        for hooks, key in self.hooks:
+            del hooks[key]
 
-    def needed(self, part: int) -> list[TorchFunctionMode]:
-        """The modes of a part of the run: 0 before the first attention, 1 in it, 2 behind it, and so on."""
+    def needed(self, part: int, within: bool = False) -> list[TorchFunctionMode]:
+        """The modes of a part of the run: 0 before the first attention, 1 in it, 2 behind it, and so on.
+
+        `within`: the narrowed block was entered.
+        """
         number, inside = part // 2, part % 2 == 1
         outside = part in (0, 2 * self.count)
-        narrowed = number == self.last
+        narrowed = number == self.last and (inside or within)
         rewritten = not outside and self.sights.spans[number].rewritten
         needed = inside and (self.seen.needs(number) or (self.below > 0 and rewritten))
         seen = outside or needed or (narrowed and rewritten)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitreous.capture.attention import Attention, run_of, widen
-from vitreous.types import Heads, Row
+from vitreous.types import Heads, Row, Weights
 
 Rows = slice | list[int]
 Chunks = Iterator[tuple[slice, Rows, Tensor, Tensor]]  # images, rows, A [b H n M], A ⊙ ∂y/∂A
@@ -31,21 +31,21 @@ class Shown:
 
     def rolled(self, carried: Row) -> Row:
         """One factor of a rollout over (mean_h A ⊙ ∂y/∂A)⁺."""
-        means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
+        means = ((i, rows, head_mean(product).clamp_min_(0)) for i, rows, _, product in self.chunks)
         return joined((i, step(carried[i].to(mean), mean, 0.5, rows)) for i, rows, mean in means)
 
     def means(self) -> Float[Tensor, "B N M"]:
         """(mean_h A ⊙ ∂y/∂A)⁺, all rows."""
         parts: dict[int | None, list[Tensor]] = {}
         for images, _, _, product in self.chunks:
-            parts.setdefault(images.start, []).append(product.mean(1).clamp_min_(0))
+            parts.setdefault(images.start, []).append(head_mean(product).clamp_min_(0))
         return torch.cat([torch.cat(rows, 1) for rows in parts.values()])
 
     def split(
         self, row: Float[Tensor, "B N"], real: Bool[Tensor, "B M"] | None
     ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B M"]]:
         """The same where queries and keys are different tokens: what the queries keep, and what goes to the keys."""
-        means = ((i, rows, product.mean(1).clamp_min_(0)) for i, rows, _, product in self.chunks)
+        means = ((i, rows, head_mean(product).clamp_min_(0)) for i, rows, _, product in self.chunks)
         return split(row, means, 0.5, real)
 
 
@@ -115,12 +115,19 @@ def products(layer: Attention, grad: Heads) -> Chunks:
             yield images, rows, a, (widen(along) @ widen(part.v).mT).mul_(a)
 
 
+def head_mean(product: Weights) -> Float[Tensor, "B N M"]:
+    """The mean over attention heads, in half the time of torch's."""
+    return product.sum(1).div_(product.shape[1])
+
+
 def step(carried: Row, a: Float[Tensor, "B n M"], residual: float, rows: Rows = slice(None)) -> Row:
     """One factor of a rollout, multiplied from the left: rows of (r·I + (1−r)·Ā), normalised, weighted and summed."""
     rows = run_of(rows)
-    share = carried[:, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)  # [B n]
-    onward = (1 - residual) * torch.einsum("bn,bnm->bm", share, a)
-    onward[:, rows] += residual * share
+    share = carried[:, None, rows] / (residual + (1 - residual) * a.sum(-1)).clamp_min(1e-30)[:, None]  # [B 1 n]
+    if share.shape == carried[:, None].shape:  # all rows
+        return torch.baddbmm(share, share, a, beta=residual, alpha=1 - residual)[:, 0]
+    onward = (1 - residual) * (share @ a)[:, 0]
+    onward[:, rows] += residual * share[:, 0]
     return onward
 
 

@@ -151,7 +151,8 @@ def pausing(
         return None
     last = NO_LAYER if narrow is None else numbers[-1]
     modules: dict[str, nn.Module] = model.facts.find("modules around attention", dict)
-    return Pauses(model.module, modules, sights, seen, narrow, last, cut, at)
+    block = layout.blocks[-1] if narrow is not None else ""
+    return Pauses(model.module, modules, sights, seen, narrow, block, last, cut, at)
 
 
 def one_each(images: Images, how: Run) -> Float[Tensor, "rows *image"]:
