@@ -16,6 +16,7 @@ from conftest import off
 from machine import ROUNDING
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
+from timm.data.transforms import MaybeToTensor
 from timm.data.transforms_factory import transforms_imagenet_eval
 from torchvision import transforms
 from torchvision.transforms import v2
@@ -24,7 +25,7 @@ from vitreous import Model
 from vitreous.errors import ModelError
 from vitreous.images import preprocess
 from vitreous.images.preprocess import IMAGENET, Preprocess, find_box
-from vitreous.images.steps import known_box
+from vitreous.images.steps import applied, known_box
 from vitreous.models.libraries import adapt, cropped, huggingface
 from vitreous.models.libraries.open_clip import COLOURS as CLIP
 
@@ -376,3 +377,36 @@ def test_steps_that_are_not_usual_are_measured() -> None:
     assert known_box(mirrored, (90, 60)) is None and known_box(padded, (90, 60)) is None
     squeezed = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
     assert known_box(squeezed, (90, 60)) == (0.0, 0.0, 90.0, 60.0)
+
+
+# ------------------------------------------------------------------------------------- the numbers of the usual steps
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("to_tensor", ["torchvision", "timm"])
+def test_usual_steps_give_the_numbers_of_torchvision_exactly(to_tensor: str, mode: str) -> None:
+    channels = Image.new(mode, (1, 1)).getbands()
+    colours = (0.485, 0.456, 0.406, 0.5)[: len(channels)], (0.229, 0.224, 0.225, 0.25)[: len(channels)]
+    whole = transforms.ToTensor() if to_tensor == "torchvision" else MaybeToTensor()
+    steps = transforms.Compose([transforms.Resize(48), whole, transforms.Normalize(*colours)])
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 90, len(channels)), np.uint8).squeeze()
+    image = Image.fromarray(pixels, mode)
+    found = applied(steps, image)
+    assert torch.equal(found, steps(image)) and found.is_contiguous() and found.dtype == torch.float32
+
+
+def test_steps_that_are_not_usual_are_called() -> None:
+    class Darker(transforms.Normalize):
+        def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+            return 0.5 * torch.as_tensor(super().forward(tensor))
+
+    class Twice(transforms.Compose):
+        def __call__(self, img: Any) -> Any:
+            return 2 * super().__call__(img)
+
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
+    usual = [transforms.ToTensor(), transforms.Normalize(*IMAGENET)]
+    for steps in (transforms.Compose([usual[0], Darker(*IMAGENET)]), Twice(usual), transforms.Compose(usual[:1])):
+        assert torch.equal(applied(steps, image), steps(image))
+    with pytest.raises(ValueError, match="division by zero"):
+        applied(transforms.Compose([usual[0], transforms.Normalize(IMAGENET[0], (0.0, 1.0, 1.0))]), image)

@@ -108,7 +108,7 @@ class Followed(torch.autograd.Function):
         whole = None if ctx.places is None else out.new_empty(ctx.places.shape)
         if not several and (a is not None or one_by_one(*inputs[:2])):
             found = tuple(torch.empty_like(t) for t in inputs) if whole is None else ctx.places.of(whole)
-            ctx.follower.visitor(Shown(few_at_a_time(ctx, inputs, out, bias, a, grads[0], found)))
+            ctx.follower.visitor(Shown(few_at_a_time(ctx, inputs, bias, a, grads[0], found)))
         else:
             found = by_pieces(ctx, inputs, out, bias, a, grads[0])
             whole = None if ctx.places is None else ctx.places.put_together(found)
@@ -119,7 +119,6 @@ class Followed(torch.autograd.Function):
 def few_at_a_time(
     ctx: Any,
     inputs: list[Tensor],
-    out: Tensor,
     bias: Tensor | None,
     kept: Weights | None,
     dout: Tensor,

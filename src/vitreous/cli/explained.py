@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -84,7 +85,8 @@ class Writer:
 
     def __init__(self, summary: Summary, form: Form, threads: int | None = None) -> None:
         self.summary, self.form = summary, form
-        self.pool = ThreadPoolExecutor(threads or min(THREADS, os.cpu_count() or 1), "vitreous-writer")
+        self.threads = threads or min(THREADS, os.cpu_count() or 1)
+        self.pool = ThreadPoolExecutor(self.threads, "vitreous-writer")
         self.room = BoundedSemaphore(WAITING)
         self.jobs: dict[Path, Future[Written]] = {}
         self.open: list[Future[Written]] = []  # those whose end has not been looked at, so that each is looked at once
@@ -110,6 +112,15 @@ class Writer:
         name = held.enter_context(placed(self.summary, name, endings, mark["identity"], self.form.overwrite))
         names = [f"{name}{ending}" for ending in endings]
         self.submit(one.file, lambda: write(one, mark, self.summary.out, names, self.form.cells, held))
+
+    def make_way(self) -> None:
+        """Before a model computes on all cores: wait for the figures.
+
+        Torch's threads wait for one another after every operation, so a core that draws holds all of them up.
+        """
+        computing, draws = torch.get_num_threads(), any(kind != NUMBERS for kind in self.form.kinds)
+        if draws and computing > 1 and computing + self.threads > (os.cpu_count() or 1):
+            wait(self.open)
 
     def check(self) -> None:
         """Raise if something could not be written."""

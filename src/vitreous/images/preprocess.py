@@ -22,7 +22,7 @@ from vitreous._support.precision import doubled
 from vitreous.errors import InputError, InputWarning, ModelError, ModelWarning, one_line, warn_caller
 from vitreous.images.bands import Bands, count, picked, stretched, usual_bands
 from vitreous.images.edges import MIDDLE, ends, refined
-from vitreous.images.steps import known_box
+from vitreous.images.steps import applied, known_box
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 UNKNOWN = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -48,7 +48,7 @@ class Preprocess:
             return self._deep(image)
         if not isinstance(image, Bands) and self.channels != 3:
             raise InputError(f"the model takes {count(self.channels)}, which an RGB image does not have")
-        return checked(self.transform(image), self.channels)
+        return checked(applied(self.transform, image), self.channels)
 
     @property
     def channels(self) -> int:
