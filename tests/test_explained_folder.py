@@ -271,22 +271,26 @@ def test_writing_does_not_hold_up_computing_but_memory_is_bounded(slow_writer: t
     assert names(writer.summary.out) == {*(f"{i}.png" for i in range(4)), *FOLDER}
 
 
-@pytest.mark.parametrize(("threads", "kind", "waits"), [(2, "png", True), (1, "png", False), (2, "npz", False)])
+@pytest.mark.parametrize(
+    ("device", "threads", "kind", "waits"),
+    [("cpu", 2, "png", True), ("cpu", 1, "png", False), ("cpu", 2, "npz", False), ("cuda", 2, "png", False)],
+)
 def test_threads_that_compute_together_wait_for_figures(
     slow_writer: tuple[Writer, threading.Event],
     monkeypatch: pytest.MonkeyPatch,
+    device: str,
     threads: int,
     kind: str,
     waits: bool,
 ) -> None:
-    """Each of them would wait for the one whose core is used to draw; a single one, or a core for each, need not."""
+    """Each of them would wait for the one whose core is used to draw; a single one need not, nor does a GPU."""
     writer, go = slow_writer
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     writer.add(explanation(0), "0")
     writer.form = Form((kind,))
     with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(writer.make_way)
+        waiting = other.submit(writer.make_way, torch.device(device))
         if waits:
             time.sleep(0.1)
             assert not waiting.done()

@@ -91,8 +91,7 @@ def run(
     def explain_pictures(batch: Batch) -> None:
         numbers = [order[file] for file, _ in batch]
         images = [p.image if isinstance(p, Picture) else p for _, p in batch]
-        if model.device.type == "cpu":
-            writer.make_way()
+        writer.make_way(model.device)
         trace = Trace(model, images, inputs and inputs.of_images(numbers))
         views = Views([p for _, p in batch], model.preprocess, count=model.frames)
         grid = explain_batch(trace, plan, targets, views, summary)

@@ -113,12 +113,13 @@ class Writer:
         names = [f"{name}{ending}" for ending in endings]
         self.submit(one.file, lambda: write(one, mark, self.summary.out, names, self.form.cells, held))
 
-    def make_way(self) -> None:
-        """Before a model computes on all cores: wait for the figures.
+    def make_way(self, device: torch.device) -> None:
+        """Before a model computes on all cores of a CPU: wait for the figures.
 
         Torch's threads wait for one another after every operation, so a core that draws holds all of them up.
         """
-        computing, draws = torch.get_num_threads(), any(kind != NUMBERS for kind in self.form.kinds)
+        computing = torch.get_num_threads() if device.type == "cpu" else 0
+        draws = any(kind != NUMBERS for kind in self.form.kinds)
         if draws and computing > 1 and computing + self.threads > (os.cpu_count() or 1):
             wait(self.open)
 

@@ -99,41 +99,52 @@ class Stream:
 
 
 def ruled(
-    trace: Trace, table: Table | None, *, whole: bool = False, constants: bool = False, seen: bool = True
+    trace: Trace,
+    table: Table | None,
+    *,
+    whole: bool = False,
+    constants: bool = False,
+    seen: bool = True,
+    blocks: bool = True,
 ) -> Ruled:
     """The forward pass of a trace under a table; None: with its plain gradient.
 
     `whole`: never narrow the last block. `constants`: note everything that is added to the signal. `seen=False`: the
-    attention is not needed, so that a big model need not keep it.
+    attention is not needed, so that a big model need not keep it. `blocks=False`: of the tokens of the blocks, only
+    those that enter the first are needed.
     """
     narrow = narrowing(trace, fold=False)  # checked without the rules
     full = whole and narrow is not None
     spare = not (seen or constants) and (table is None or table.repeats) and is_big(trace)
     name = f"{'plain' if table is None else table.name}, whole={full}, constants={constants}, spare={spare}"
     how = Run.from_pixels().narrowed(None if full else narrow)
-    how = how.unseen() if trace.once and not seen else how  # else, another method may need the attention
+    how = how.unseen() if trace.once and not seen else how  # else, another method may need what this one does not
+    noted = 1 if trace.once and not blocks else None
 
     def make() -> tuple[Finished, Ruled]:
-        made = run_ruled(trace, table, how, Constants() if constants else None, spare)
+        made = run_ruled(trace, table, how, Constants() if constants else None, spare, noted)
         return made.run, made
 
     kept: Ruled = trace.kept(name, make)[1]
     return kept
 
 
-def run_ruled(trace: Trace, table: Table | None, how: Run, constants: Constants | None, spare: bool) -> Ruled:
+def run_ruled(
+    trace: Trace, table: Table | None, how: Run, constants: Constants | None, spare: bool, noted: int | None
+) -> Ruled:
+    """`noted`: the tokens of so many blocks are noted; None: of all."""
     layout, images = trace.layout, trace.images.detach().clone().requires_grad_()
     blocks = layout.blocks or layout.flat_blocks
     has_blocks = bool(blocks) and len(blocks) == layout.layers
     found_in = trace.model.module.get_submodule
-    stream = Stream([found_in(block) for block in blocks] if has_blocks else [], constants)
+    stream = Stream([found_in(block) for block in blocks[:noted]] if has_blocks else [], constants)
     how = how.inside(stream.watched).of(range(len(trace)))
     with mode(trace, table, has_blocks) as rules, constants or nullcontext():
         record = trace.run(images, sparing(trace, how, lambda: rules or nullcontext()) if spare else how)
     found = stream.entering.get(0)
     if rules is not None and not has_blocks:
         found, rules.entered = rules.entered, None
-    every = range(layout.layers) if has_blocks and stream.complete(images) else range(0)
+    every = range(layout.layers) if has_blocks and noted is None and stream.complete(images) else range(0)
     return Ruled(
         record,
         rules,

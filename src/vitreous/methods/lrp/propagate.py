@@ -47,7 +47,7 @@ def covers(grid: tuple[int, int], size: tuple[int, int]) -> bool:
 
 def token_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor:
     """x·∂y/∂x of all tokens that enter the first block, [B N D] (or [B h w D])."""
-    found = ruled(trace, table, seen=False)
+    found = ruled(trace, table, seen=False, blocks=False)
     if found.first is None:
         raise Unsupported(f"the tokens that enter the first block of {trace.model.name} are not visible; use wrt=image")
     return trace.batch_first(relevance_of(found.first, trace, target, found))
@@ -55,7 +55,7 @@ def token_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor
 
 def image_relevance(trace: Trace, target: Target, table: Table | None) -> Tensor:
     """x·∂y/∂x of the pixels, [B channels Y X]."""
-    found = ruled(trace, table, seen=False)
+    found = ruled(trace, table, seen=False, blocks=False)
     return relevance_of(found.run.images, trace, target, found)
 
 
