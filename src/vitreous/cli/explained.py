@@ -53,13 +53,13 @@ class Explanation:
         return explanation_figure(self.rows, top=bars, rows=self.heads, cells=cells, values=values)
 
     def shown(self, cells: bool) -> Image.Image | None:
-        """The first map on its image as a figure shows it, no larger than a thumbnail needs."""
+        """The first map on its image as a figure shows it, of the size of a thumbnail."""
         first = next(iter(self.maps.values()))
         if is_video(first):
             return first_map(explanation_figure([[first]], cells=cells))
         photo = first.seen()
-        photo.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
-        return Panel.of(first, 0, photo, cells, least=2 * SIDE).picture
+        photo.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        return Panel.of(first, 0, photo, cells, least=SIDE).picture
 
 
 @dataclass(frozen=True)
