@@ -17,6 +17,7 @@ from torch import nn
 import vitreous
 from vitreous import Model, Trace
 from vitreous.errors import InputError, ModelError, Unsupported
+from vitreous.models import token_places
 from vitreous.models.libraries import cropped
 from vitreous.trace.perturb.hide_patches import pixels_of
 
@@ -327,3 +328,27 @@ def test_the_cost_of_the_layout_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted == [2]
     Trace(model, zoo.images("timm ViT"))
     assert counted == [2, 1], "one image alone, compared with the pair"
+
+
+@pytest.mark.parametrize(("count", "gradients"), [(2, 2), (1, 3)])
+def test_a_pair_of_images_tells_the_places_of_tokens_by_two_gradients(
+    count: int, gradients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of the tokens, and numbers of one image beside those of the other; of one image, one after the other."""
+    calls: list[torch.Tensor] = []
+    plain: Callable[..., Any] = token_places.pixel_gradient
+    monkeypatch.setattr(token_places, "pixel_gradient", lambda end, x: calls.append(end) or plain(end, x))
+    x = torch.randn(count, 3, 32, 48, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch.manual_seed(0)
+    tokens = nn.Conv2d(3, 8, 16, 16)(x).flatten(2).mT[:, [3, 0, 5, 1, 4, 2]]
+    found = token_places.cut_places(tokens, x)
+    assert found is not None and found.grid == (2, 3) and found.tokens == (1, 3, 5, 0, 4, 2)
+    assert len(calls) == gradients
+
+
+def test_tokens_whose_order_depends_on_the_image_have_no_places() -> None:
+    x = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch.manual_seed(0)
+    tokens = nn.Conv2d(3, 8, 16, 16)(x).flatten(2).mT
+    orders = ([0, 1, 2, 3, 4, 5], [1, 0, 2, 3, 4, 5])
+    assert token_places.cut_places(torch.stack([one[order] for one, order in zip(tokens, orders)]), x) is None

@@ -65,36 +65,45 @@ def owners(tokens: Tensor, images: Tensor) -> Tensor | None:
     """
     count = tokens.shape[1]
     random = torch.Generator().manual_seed(2)
-    each = (tokens * torch.randn(tokens.shape[1:], generator=random).to(tokens)).sum((0, 2))  # [N]
+    each = (tokens * torch.randn(tokens.shape[1:], generator=random).to(tokens)).sum(2)  # [B N]
     try:
         plain = pixel_gradient(each.sum(), images)
     except RuntimeError:  # the network runs without gradients
         return None
     if plain is None:
         return None
-    energy = plain.square().sum((0, -3))  # [Y X]
+    energy = plain.square().sum(-3)  # [B Y X]
 
     def ratio(code: Tensor) -> Tensor:
-        """What a pixel gives to the tokens weighted by a code, in units of what it gives to them: a weighted mean."""
+        """What a pixel gives to the tokens weighted by a code, in units of what it gives to them: a weighted mean.
+
+        Of a code for all images, [Y X]; of one for each, [B Y X].
+        """
         found = pixel_gradient((each * code.to(each)).sum(), images)
         assert found is not None
-        return (found * plain).sum((0, -3)) / energy.clamp_min(1e-38)
+        shared = (found * plain).sum(-3)
+        return shared / energy.clamp_min(1e-38) if code.ndim == 2 else shared.sum(0) / energy.sum(0).clamp_min(1e-38)
 
-    read = energy > 1e-8 * energy.max()
+    whole = energy.sum(0)
+    read = whole > 1e-8 * whole.max()
     if not read.any():
         return None
-    found = by_number(ratio, read, count) if tokens.dtype in STILL else None
+    found = by_number(ratio, read, count, len(tokens) == len(images) == 2) if tokens.dtype in STILL else None
     found = by_digits(ratio, read, count) if found is None else found
     return None if found is None else torch.where(read, found, -1)
 
 
-def by_number(ratio: Ratio, read: Tensor, count: int) -> Tensor | None:
-    """The token that each pixel goes to, by its number and checked by another order; None if pixels are shared."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(3)).to(read.device)
-    number = ratio(torch.arange(1, count + 1, device=read.device))
+def by_number(ratio: Ratio, read: Tensor, count: int, pair: bool) -> Tensor | None:
+    """The token that each pixel goes to, by its number and checked by another order; None if pixels are shared.
+
+    Of a pair of images, one shows the numbers and the other the order, so that one gradient shows both.
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(3))
+    codes = torch.stack([torch.arange(1, count + 1), order]).to(read.device)
+    number, check = ratio(codes) if pair else map(ratio, codes)
     token = number.round().long().sub_(1).clamp_(0, count - 1)
-    near = (number - token - 1).abs() < WHOLE
-    return token if near[read].all() and ((ratio(order) - order[token]).abs() < WHOLE)[read].all() else None
+    near = ((number - token - 1).abs() < WHOLE) & ((check - codes[1][token]).abs() < WHOLE)
+    return token if near[read].all() else None
 
 
 def by_digits(ratio: Ratio, read: Tensor, count: int) -> Tensor | None:
