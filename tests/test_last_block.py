@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous import METHODS, Model
+from vitreous.capture.narrowed_block import Fold
 from vitreous.trace.last_block import narrowing
-from vitreous.trace.run import Run
+from vitreous.trace.run import Narrow, Run
 from vitreous.trace.trace import Trace
 
 FEW = [  # models whose head reads few tokens, of blocks that are modules of their own
@@ -218,3 +219,26 @@ def test_another_thread_runs_the_whole_network() -> None:
         done.set()
         watcher.join()
     assert len(seen) >= 5 and max(seen) <= ROUNDING
+
+
+class Gated(nn.Module):
+    """A block with a linear layer before its attention whose output is used behind it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(width), zoo.ZOO["timm ViT"].make().blocks[0].attn
+        self.gate = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        gate = self.gate(y).sigmoid()
+        return x + gate * torch.as_tensor(self.attn(y))
+
+
+def test_a_linear_layer_that_makes_no_queries_keys_or_values_is_computed() -> None:
+    """What it would find in uninitialised memory may be right by chance where outputs are compared, and wrong later."""
+    net = zoo.ZOO["timm ViT"].make().eval()
+    net.blocks[-1] = Gated(net.embed_dim).eval()
+    trace, images, width = Trace(Model(net), zoo.images("timm ViT")), zoo.images("timm ViT"), net.embed_dim
+    how = Run.to_output().unseen().narrowed(Narrow(Fold((1, 1, 1), (0, width, 2 * width))))
+    assert off(trace.run(images, how).output, net(images).detach()) < 1e-5

@@ -73,7 +73,7 @@ class NarrowedBlock(TorchFunctionMode):
         super().__init__()
         self.block, self.read, self.tokens, self.axis, self.fold, self.show = block, read, tokens, axis, fold, show
         self.linears: list[Linear] = []  # linear layers of the block before its attention
-        self.left = 0  # how many of them are still to come, if they are folded
+        self.left = 0  # how many of them are still to come in this run of the block, if some are folded
         self.x: Tokens | None = None  # their input
         inside = [token - prefix for token in read if prefix <= token < prefix + patches]
         self.rows = {patches: inside, tokens: read}
@@ -183,11 +183,17 @@ class NarrowedBlock(TorchFunctionMode):
         return func(part, v)  # type: ignore[no-any-return]
 
     def linear(self, x: Tokens, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear layer before the attention: noted instead of computed, the first time for all tokens."""
+        """A linear layer before the attention; those of queries, keys and values are noted instead of computed."""
+        assert self.fold is not None
+        number = max(self.fold.calls) + 1 - self.left
         self.left -= 1
-        if self.state == "whole":
-            self.x = x
+        whole = self.state == "whole"
+        if whole:
             self.linears.append((weight, bias))
+        if number not in self.fold.calls:
+            return F.linear(x, weight, bias)
+        if whole:
+            self.x = x
             if not self.left:
                 raise Reached
         return x.new_empty(*x.shape[:-1], len(weight))
