@@ -48,7 +48,9 @@ def at(values: Tensor, part: slice) -> Tensor:
     return values if part is ALL else values[part]
 
 
-def attend(q: Heads, k: Keys, v: Keys, scale: float) -> tuple[Weights, Heads]:
+def attend(
+    q: Heads, k: Keys, v: Float[Tensor, "B H M width"], scale: float
+) -> tuple[Weights, Float[Tensor, "B H N width"]]:
     """A and O of all images."""
     parts = few_images(len(q))
     if len(parts) > 1:
