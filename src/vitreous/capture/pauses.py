@@ -4,7 +4,7 @@ A function mode is called for every torch function of a network. For a single im
 functions themselves. Only a few of them are part of an attention, so the modes of a run pause between attentions:
 
     before the first attention    watched
-    around an attention           watched, if it is recorded
+    around an attention           watched, if it is recorded, or inside nn.MultiheadAttention
     between two attentions        not watched, except before the layer where gradients begin
     after the last attention      watched
 
@@ -47,12 +47,14 @@ class Event(NamedTuple):
 class Span:
     """What happens right before and right after an attention that a module computes.
 
-    `rewritten`: rules need `Capture`, which marks its softmax, or shows the attention inside nn.MultiheadAttention.
+    `door`: how it is computed. Rules need `Capture`, which marks a softmax ("eager") and shows the attention inside
+    nn.MultiheadAttention ("mha"). The latter is always watched: it may take a faster way otherwise, which rounds in
+    another way.
     `counts`: how many norms and linear layers were called until it ends.
     """
 
     module: str
-    rewritten: bool
+    door: str
     begins: Event
     ends: Event
     counts: Mapping[str, int]
@@ -112,7 +114,7 @@ class ModuleEvents(ExitStack):
         """Called for each attention. One that the network multiplies itself begins with its module."""
         begins = Event(call.name, True) if call.door == "eager" else self.last
         alone = not self._open and call.parts == 1
-        self.spans.append(Span(call.name, call.door != "sdpa", begins, Event("", False), {}) if alone else None)
+        self.spans.append(Span(call.name, call.door, begins, Event("", False), {}) if alone else None)
         self._open = True
 
     def sights(self, steady: bool) -> Sights | None:
@@ -207,8 +209,9 @@ class Pauses:
         number, inside = part // 2, part % 2 == 1
         outside = part in (0, 2 * self.count)
         narrowed = number == self.last and (inside or within)
-        rewritten = not outside and self.sights.spans[number].rewritten
-        needed = inside and (self.seen.needs(number) or (self.below > 0 and rewritten))
+        door = "" if outside else self.sights.spans[number].door
+        rewritten = door in ("eager", "mha")
+        needed = inside and (self.seen.needs(number) or door == "mha" or (self.below > 0 and rewritten))
         seen = outside or needed or (narrowed and rewritten)
         cut = self.cut is not None and 2 * self.at <= part <= 2 * self.at + self.cut.further
         each = (self.seen, seen), (self.narrowed, narrowed), (self.cut, cut)
