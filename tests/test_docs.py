@@ -247,7 +247,7 @@ class Player:
             self.serve(alone(words), answers)
             return
         with self.embedding(self.typed):
-            done = self.run(*cheaper(without_ray(words)))
+            done = self.run(*cheaper(without_gpu(without_ray(words))))
         assert done.code == 0, f"{line}: {done.err}"
         for file in FILES.findall(done.out):
             assert Path(file).exists(), f"{line}: says {file}"
@@ -357,6 +357,14 @@ def without_ray(words: list[str]) -> list[str]:
     if "ray" not in words:
         return words
     return [word for before, word in zip(["", *words], words) if word not in RAY and before not in RAY]
+
+
+def without_gpu(words: list[str]) -> list[str]:
+    """The same on the CPU, if there is no GPU here."""
+    if torch.cuda.is_available() or "cuda" not in words:
+        return words
+    own = ("--device", "--decode")
+    return [word for before, word in zip(["", *words], words) if word not in own and before not in own]
 
 
 def alone(words: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +292,7 @@ def test_a_stop_on_ray_goes_on_here(small: Model, album: Path, tmp_path: Path) -
 def test_errors_of_workers_are_ours(album: Path, tmp_path: Path) -> None:
     planned, _ = plan(find_kind("spread")(), [Source()], read_data(album), device="cpu")
     gone = Source("deit_tiny_patch16_224", str(tmp_path / "gone.safetensors"))
-    recipe = type(planned.recipe)(planned.recipe.kind, (gone,), ("gone",), (None,), 4)
+    recipe = replace(planned.recipe, sources=(gone,), names=("gone",))
     store = open_store(tmp_path, planned.manifest, circumstances())
     with pytest.raises(ModelError, match=r"gone\.safetensors: no such"):
         run_ray(recipe, planned.shards, store, workers=1)

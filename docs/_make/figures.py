@@ -102,7 +102,7 @@ def thumbnail(method: str, photo: str) -> Path:
 
 def photo_thumbnail(photo: str) -> Path:
     def make(file: Path) -> None:
-        shown = explained("centre", photo).view()
+        shown = explained("centre", photo).seen()
         small(shown).save(file)
 
     return kept(f"gallery/{Path(photo).stem}.webp", make)

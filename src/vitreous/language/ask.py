@@ -64,7 +64,7 @@ class Answer:
     def figure(self, *, cells: bool = False) -> Sheet:
         """The question, the answer, the image, and the map of each word."""
         titles = [(one.labels[0] if one.labels else None) or word for word, one in zip(self.words, self.maps)]
-        return answer_figure(self.question, self.text, self.maps, titles, self.maps[0].view(), cells)
+        return answer_figure(self.question, self.text, self.maps, titles, self.maps[0].seen(), cells)
 
     def save(self, path: str | Path) -> Path:
         """Save the figure (.png, .svg, .pdf, …), or the raw maps with their provenance (.npz)."""
