@@ -395,6 +395,13 @@ def test_usual_steps_give_the_numbers_of_torchvision_exactly(to_tensor: str, mod
     assert torch.equal(found, steps(image)) and found.is_contiguous() and found.dtype == torch.float32
 
 
+def test_one_mean_for_all_channels() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
+    for one in (0.5, [0.5], torch.full((3, 1, 1), 0.5)):
+        steps = transforms.Compose([transforms.ToTensor(), transforms.Normalize(one, one)])
+        assert torch.equal(applied(steps, image), steps(image))
+
+
 def test_steps_that_are_not_usual_are_called() -> None:
     class Darker(transforms.Normalize):
         def forward(self, tensor: torch.Tensor) -> torch.Tensor:

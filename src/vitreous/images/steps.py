@@ -29,11 +29,9 @@ def applied(transform: Callable[[Any], Any], image: Any) -> Any:
         return transform(image)
     for step in steps[:-2]:
         image = step(image)
-    if not isinstance(image, Image.Image) or image.mode != "RGB":
+    mean, std = (np.asarray(each, np.float32).reshape(-1, 1, 1) for each in (steps[-1].mean, steps[-1].std))
+    if not isinstance(image, Image.Image) or image.mode != "RGB" or not std.all():  # a zero: it says what is wrong
         return steps[-1](steps[-2](image))
-    mean, std = (np.asarray(ends, np.float32)[:, None, None] for ends in (steps[-1].mean, steps[-1].std))
-    if not std.all():
-        return steps[-1](steps[-2](image))  # which says what is wrong
     values = np.asarray(image).transpose(2, 0, 1).astype(np.float32, order="C")
     values /= 255
     values -= mean
