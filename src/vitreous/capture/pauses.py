@@ -48,8 +48,8 @@ class Span:
     """What happens right before and right after an attention that a module computes.
 
     `door`: how it is computed. Rules need `Capture`, which marks a softmax ("eager") and shows the attention inside
-    nn.MultiheadAttention ("mha"). The latter is always watched: it may take a faster way otherwise, which rounds in
-    another way.
+    nn.MultiheadAttention ("mha"). The latter is watched in every run: where nothing watches, torch may take its fast
+    path, which rounds differently.
     `counts`: how many norms and linear layers were called until it ends.
     """
 
